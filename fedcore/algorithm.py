@@ -1,0 +1,190 @@
+"""What every algorithm offers to the communication-round loop, and the table of algorithms by name.
+
+An algorithm is a frozen dataclass: its fields are its hyper-parameters and nothing else. What a run knows lives in the
+server state and in each device's state, both NamedTuples of arrays and scalars, so that they can be stored and compared.
+Devices are numbered: device k is the k-th id in sorted order, and its column is Theta[:, k].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from numpy.random import Generator
+
+from fedcore.errors import Misuse
+from fedcore.messages import DeviceInfo
+from fedcore.rows import DeviceData, Floats
+
+
+class FleetSpec(NamedTuple):
+    """What the server knows of a fleet before the first round.
+
+    Attributes
+    ----------
+    device_ids
+        The K device ids, sorted.
+    d
+        Number of columns of the design.
+    """
+
+    device_ids: tuple[str, ...]
+    d: int
+
+
+class Continue(NamedTuple):
+    """The run goes on; `phase` is "main" or the name of a warm-up phase."""
+
+    phase: str = "main"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes
+    ----------
+    name
+        Short name: `completed`, `converged`, `diverged`, `quorum_lost`.
+    message
+        A full sentence; where the run failed it says what to try.
+    ok
+        Whether the result is one to use.
+    """
+
+    name: str
+    message: str
+    ok: bool
+
+
+class DeviceResult(NamedTuple):
+    """What a device ends a run with: its coefficients, shape (d,)."""
+
+    theta: Floats
+
+
+Server = TypeVar("Server")
+Device = TypeVar("Device")
+Down = TypeVar("Down")
+Up = TypeVar("Up")
+
+
+class Aggregated(NamedTuple):
+    """What the server made of a round's updates.
+
+    Attributes
+    ----------
+    server
+        The new server state.
+    fraction
+        The fraction in (0, 1] of each update that was applied; devices are told in their next receipt.
+    info
+        A NamedTuple of scalars to report, such as the relative change.
+    """
+
+    server: Any
+    fraction: float
+    info: tuple[float, ...]
+
+
+class Algorithm(Protocol[Server, Device, Down, Up]):
+    """A federated algorithm. Steps return new states and change nothing.
+
+    Raises
+    ------
+    Misuse
+        From the constructor on a hyper-parameter out of bounds, from `init_device` on one that is unsafe for the device's data.
+    """
+
+    def init_server(self, spec: FleetSpec) -> Server:
+        """The server's state before the first round."""
+        ...
+
+    def init_device(self, spec: FleetSpec, data: DeviceData) -> Device:
+        """A device's state before its first round; compressions of its rows live here and never leave the device."""
+        ...
+
+    def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[Device]:
+        """`init_device` for several devices; overridden where batching pays."""
+        return [self.init_device(spec, data) for data in datas]
+
+    def broadcast(self, server: Server, k: int) -> Down:
+        """All that device k is told of the server's state."""
+        ...
+
+    def broadcasts(self, server: Server, cohort: Sequence[int]) -> Sequence[Down]:
+        """`broadcast` for a cohort; overridden where batching pays."""
+        return [self.broadcast(server, k) for k in cohort]
+
+    def local_step(self, down: Down, device: Device, data: DeviceData, rng: Generator) -> tuple[Device, Up, DeviceInfo]:
+        """One round on a device, on `data.train` only. The new state counts once a receipt says that its update was taken."""
+        ...
+
+    def local_steps(
+        self, downs: Sequence[Down], devices: Sequence[Device], datas: Sequence[DeviceData], rngs: Sequence[Generator]
+    ) -> tuple[Sequence[Device], Sequence[Up], Sequence[DeviceInfo]]:
+        """`local_step` for a cohort, equal to it to the last bit; overridden where batching pays.
+
+        An override that leaves the devices as they were returns the sequence `devices` itself.
+        """
+        steps = [self.local_step(*each) for each in zip(downs, devices, datas, rngs, strict=True)]
+        states, ups, infos = zip(*steps, strict=True)
+        return states, ups, infos
+
+    def accept(self, device: Device, pending: Device, fraction: float) -> Device:
+        """The device's state once the server has applied `fraction` of the update that led to `pending`."""
+        return pending
+
+    def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
+        """The round's updates taken into the server's state, `ups` in ascending order of device."""
+        ...
+
+    def status(self, server: Server) -> Continue | Outcome:
+        """Whether the run goes on, and in which phase."""
+        ...
+
+    def finalize(self, down: Down, device: Device, data: DeviceData) -> DeviceResult:
+        """A device's result, from its state after its last receipt."""
+        ...
+
+
+class BatchedAlgorithm(Algorithm[Server, Device, Down, Up], Protocol[Server, Device, Down, Up]):
+    """An algorithm written for cohorts, whose single-device steps are cohorts of one.
+
+    Implementers give `init_devices`, `broadcasts` and `local_steps`.
+    """
+
+    def init_device(self, spec: FleetSpec, data: DeviceData) -> Device:
+        return self.init_devices(spec, [data])[0]
+
+    def broadcast(self, server: Server, k: int) -> Down:
+        return self.broadcasts(server, [k])[0]
+
+    def local_step(self, down: Down, device: Device, data: DeviceData, rng: Generator) -> tuple[Device, Up, DeviceInfo]:
+        devices, ups, infos = self.local_steps([down], [device], [data], [rng])
+        return devices[0], ups[0], infos[0]
+
+
+AnyAlgorithm = Algorithm[Any, Any, Any, Any]
+
+ALGORITHMS = {
+    "hm1": "fedcore.hm1:Hm1",
+    "separate": "fedcore.separate:Separate",
+}
+"""Algorithm by name: the module and the class. A new algorithm is one file and one line here."""
+
+
+def algorithm_class(name: str) -> type[AnyAlgorithm]:
+    """The class of an algorithm, whose dataclass fields are its options.
+
+    Raises
+    ------
+    Misuse
+        Where no algorithm has this name.
+    """
+    if name not in ALGORITHMS:
+        raise Misuse(f"no algorithm {name!r}: choose one of {', '.join(sorted(ALGORITHMS))}")
+    module, _, attribute = ALGORITHMS[name].partition(":")
+    return getattr(import_module(module), attribute)

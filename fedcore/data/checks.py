@@ -1,0 +1,58 @@
+"""Does a frame keep its contract?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from fedcore.data.contract import ColumnType, Contract
+from fedcore.errors import DataError
+
+_TYPES: dict[ColumnType, pl.DataType] = {"float64": pl.Float64(), "int64": pl.Int64(), "string": pl.String()}
+
+
+def checked_frame(frame: pl.DataFrame, contract: Contract, where: str) -> pl.DataFrame:
+    """The frame in the contract's column order and types.
+
+    Integers are taken where the contract says float64; nothing else is converted.
+
+    Parameters
+    ----------
+    where
+        How errors call the frame, such as "device=7/part-0.parquet".
+
+    Raises
+    ------
+    DataError
+        On a missing or undeclared column, a wrong type, no rows, or null or non-finite values; with the column and the count,
+        never a value.
+    """
+    columns = {column.name: column for column in frame.iter_columns()}
+    if missing := [name for name in contract.columns if name not in columns]:
+        raise DataError(f"{where}: {listed(missing)} missing: add it, or take it out of the contract")
+    if extra := [name for name in columns if name not in contract.columns]:
+        raise DataError(f"{where}: {listed(extra)} not in the contract: declare it under [columns], or drop it")
+    if frame.is_empty():
+        raise DataError(f"{where}: no rows: leave the file out")
+    return pl.DataFrame([_checked(columns[name], declared.type, where) for name, declared in contract.columns.items()])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Column names for a message: how many, and the first five."""
+    shown = ", ".join(repr(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+    return f"column {shown} is" if len(names) == 1 else f"{len(names)} columns ({shown}) are"
+
+
+def _checked(column: pl.Series, declared: ColumnType, where: str) -> pl.Series:
+    dtype = _TYPES[declared]
+    if declared == "float64" and column.dtype == pl.Int64:
+        column = column.cast(pl.Float64)
+    if column.dtype != dtype:
+        found = column.dtype.base_type().__name__.lower()
+        raise DataError(f"{where}: column {column.name!r} is {found}: the contract says {declared}")
+    bad = np.count_nonzero(~np.isfinite(column.to_numpy())) if declared == "float64" else column.null_count()
+    if bad:
+        raise DataError(f"{where}: column {column.name!r} has {bad} null or non-finite values: fill them or drop their rows first")
+    return column

@@ -1,0 +1,296 @@
+"""The contract of a data set: what `datasets/<name>/dataset.toml` says about columns, target, features, scaling and split.
+
+It is read once, checked as a whole, and trusted from there on. A contract holds no rows, so its own words may appear in errors.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import tomli_w
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedcore.data.files import write_durably
+from fedcore.errors import DataError
+
+CONTRACT_FILE = "dataset.toml"
+
+ColumnType = Literal["float64", "int64", "string"]
+FeatureScaling = Literal["none", "train"]
+TargetScaling = Literal["none", "train", "own"]
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("column names are one line of printable characters")
+    return name
+
+
+ColumnName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Column(_Part):
+    """One column of a partition: its type and, where known, its unit."""
+
+    type: ColumnType
+    unit: str = ""
+
+
+class SourceFile(_Part):
+    """How the source file is read. Parquet needs none of this.
+
+    Attributes
+    ----------
+    separator
+        One character, or "whitespace" for any run of spaces and tabs.
+    header
+        True where the first line names the columns; else the names themselves, in the file's order.
+    """
+
+    separator: str = ","
+    header: Literal[True] | tuple[ColumnName, ...] = True
+
+    @field_validator("separator")
+    @classmethod
+    def _one_character(cls, separator: str) -> str:
+        single = len(separator) == 1 and separator.isascii() and separator not in '"\r\n'
+        if not (single or separator == "whitespace"):
+            raise ValueError('expected one ASCII character other than a quote or a line end, or "whitespace"')
+        return separator
+
+
+class LinearMap(_Part):
+    """Features enter the design as they are."""
+
+    kind: Literal["linear"] = "linear"
+
+
+class PolynomialMap(_Part):
+    """One feature enters as the powers 1..degree of (x - origin) / scale, in its place; the others as they are."""
+
+    kind: Literal["polynomial"]
+    feature: ColumnName
+    degree: int = Field(ge=1)
+    origin: float = 0.0
+    scale: float = Field(default=1.0, gt=0)
+
+
+class Scaling(_Part):
+    """Min-max scaling on the device, by the device's own ranges.
+
+    Attributes
+    ----------
+    features
+        "train" maps each feature to [0, 1] over the training segment (training and validation rows). The feature of a
+        polynomial map keeps the origin and scale that the map states.
+    target
+        "train" scales by the range of the training segment. "own" does too, but scales the test rows by the test rows' own
+        range: it looks at the targets it is scored on, so the scores leak. It is there to repeat published figures.
+    """
+
+    features: FeatureScaling = "none"
+    target: TargetScaling = "none"
+
+
+class TimeSplit(_Part):
+    """The first rows by `column` train, the later ones test.
+
+    Attributes
+    ----------
+    column
+        Numeric; rows of equal time keep the order of the file.
+    train
+        Share of the rows in the training segment; the count is rounded, half to even.
+    validation
+        Share of the training segment that validates, drawn by a keyed hash of each row's content.
+    seed
+        Key of that hash.
+    """
+
+    kind: Literal["time"]
+    column: ColumnName
+    train: float = Field(gt=0, le=1)
+    validation: Share = 0.0
+    seed: Seed = 0
+
+
+class RandomSplit(_Part):
+    """Every row is drawn on its own, by a keyed hash of its content: rows that arrive later move no earlier one.
+
+    Shares hold on average; equal rows go to the same part.
+
+    Attributes
+    ----------
+    train
+        Share of the rows in the training segment; the others test.
+    validation
+        Share of the training segment that validates.
+    seed
+        Key of the hash.
+    """
+
+    kind: Literal["random"]
+    train: float = Field(gt=0, le=1)
+    validation: Share = 0.0
+    seed: Seed = 0
+
+
+class ColumnSplit(_Part):
+    """A string column says "train", "validation" or "test" for each row."""
+
+    kind: Literal["column"]
+    column: ColumnName
+
+
+class NoSplit(_Part):
+    """All rows train."""
+
+    kind: Literal["none"] = "none"
+
+
+FeatureMap = Annotated[LinearMap | PolynomialMap, Field(discriminator="kind")]
+Split = Annotated[TimeSplit | RandomSplit | ColumnSplit | NoSplit, Field(discriminator="kind")]
+
+
+class Contract(_Part):
+    """What a data set promises, and how its rows become a design.
+
+    Attributes
+    ----------
+    description, source
+        What the data are, and where to get the source file.
+    device
+        The source file's device column. A partition does not hold it: its folder's name does, always as a string.
+    target
+        The target by default.
+    targets
+        The columns that may be the target; by default `target` only.
+    features
+        The columns that enter the design, in order.
+    intercept
+        Whether the design starts with a column of ones.
+    columns
+        Every column of a partition.
+    file, feature_map, scaling, split
+        See `SourceFile`, `LinearMap`, `PolynomialMap`, `Scaling` and the four splits.
+    """
+
+    description: str = ""
+    source: str = ""
+    device: ColumnName
+    target: ColumnName
+    targets: tuple[ColumnName, ...] = Field(default_factory=lambda data: (data["target"],))
+    features: tuple[ColumnName, ...] = Field(min_length=1)
+    intercept: bool = False
+    file: SourceFile = SourceFile()
+    feature_map: FeatureMap = LinearMap()
+    scaling: Scaling = Scaling()
+    split: Split = NoSplit()
+    columns: dict[ColumnName, Column]
+
+    @property
+    def design_names(self) -> tuple[str, ...]:
+        """Names of the d design columns, such as ("intercept", "cycle^1", "cycle^2")."""
+        names = ["intercept"] if self.intercept else []
+        for feature in self.features:
+            if isinstance(self.feature_map, PolynomialMap) and feature == self.feature_map.feature:
+                names += [f"{feature}^{power}" for power in range(1, self.feature_map.degree + 1)]
+            else:
+                names.append(feature)
+        return tuple(names)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.device in self.columns:
+            raise ValueError(f"device: {self.device!r} is under [columns] too: take it out there, folders name the devices")
+        if self.target not in self.targets:
+            raise ValueError(f"target: {self.target!r} is not among the targets: add it there")
+        for field in ("targets", "features"):
+            for name in getattr(self, field):
+                self._need_numeric(field, name)
+        if both := set(self.targets) & set(self.features):
+            raise ValueError(f"features: {min(both)!r} is a target too: keep it in one of the two lists")
+        if isinstance(self.feature_map, PolynomialMap) and self.feature_map.feature not in self.features:
+            raise ValueError(f"feature_map.feature: {self.feature_map.feature!r} is not among the features: add it there")
+        if len(set(self.design_names)) < len(self.design_names):
+            raise ValueError("features: two columns of the design have the same name: list each feature once, or rename it")
+        if isinstance(self.split, TimeSplit):
+            self._need_numeric("split.column", self.split.column)
+        if isinstance(self.split, ColumnSplit) and self._type_of("split.column", self.split.column) != "string":
+            raise ValueError(f"split.column: {self.split.column!r} is not a string column: it has to say train, validation or test")
+        if self.file.header is not True and sorted(self.file.header) != sorted([self.device, *self.columns]):
+            raise ValueError("file.header: expected the device column and every one of [columns], each once")
+        return self
+
+    def _type_of(self, field: str, name: str) -> ColumnType:
+        if name not in self.columns:
+            raise ValueError(f"{field}: {name!r} is not declared: add [columns.{name}] with its type")
+        return self.columns[name].type
+
+    def _need_numeric(self, field: str, name: str) -> None:
+        if self._type_of(field, name) == "string":
+            raise ValueError(f"{field}: {name!r} is a string column: encode its categories as numeric columns first")
+
+
+def parse_contract(document: object, where: str) -> Contract:
+    """A contract from a parsed document.
+
+    Parameters
+    ----------
+    document
+        What the TOML file says, as a dict.
+    where
+        How errors call the file, such as "demo/dataset.toml".
+
+    Raises
+    ------
+    DataError
+        In one line, with the file and the first field that is wrong.
+    """
+    try:
+        return Contract.model_validate(document)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False)
+    first, others = problems[0], len(problems) - 1
+    location = [str(part) for part in first["loc"]]
+    if location[:1] in (["split"], ["feature_map"]):
+        del location[1:2]  # pydantic puts the variant's kind there, which is no field
+    field = f"{'.'.join(location)}: " if location else ""
+    more = f" (and {others} more)" if others else ""
+    message = f"{where}: {field}{first['msg'].removeprefix('Value error, ')}{more}"
+    raise DataError(" ".join(message.split()))
+
+
+def read_contract(folder: Path) -> Contract:
+    """The contract of the data set in `folder`.
+
+    Raises
+    ------
+    DataError
+        Where the file cannot be read, is not TOML, or is no contract.
+    """
+    where = f"{folder.name}/{CONTRACT_FILE}"
+    try:
+        document = tomllib.loads((folder / CONTRACT_FILE).read_text(encoding="utf-8"))
+    except OSError as error:
+        failure = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError:
+        failure = "not UTF-8 text: save it as UTF-8"
+    except tomllib.TOMLDecodeError as error:
+        failure = f"not TOML: {error}"
+    else:
+        return parse_contract(document, where)
+    raise DataError(f"{where}: {failure}")
+
+
+def write_contract(folder: Path, contract: Contract) -> None:
+    """Write the contract into `folder`, every field spelt out, durably and in one step."""
+    write_durably(folder / CONTRACT_FILE, tomli_w.dumps(contract.model_dump(mode="json")).encode())

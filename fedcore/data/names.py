@@ -1,0 +1,70 @@
+"""Names that become folders: data sets and devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from fedcore.errors import DataError, Misuse
+
+_SAFE = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+_LONGEST = 100
+
+
+def checked_device_id(device_id: str) -> str:
+    """The id itself, where it is safe as a folder name.
+
+    Raises
+    ------
+    DataError
+        With the reason, where it is not.
+    """
+    if reason := _unsafe(device_id):
+        raise DataError(f"device id {_shown(device_id)} {reason}: rename the device")
+    return device_id
+
+
+def checked_dataset_name(name: str) -> str:
+    """The name itself, where it is safe as a folder name.
+
+    Raises
+    ------
+    Misuse
+        With the reason, where it is not.
+    """
+    if reason := _unsafe(name):
+        raise Misuse(f"data set name {_shown(name)} {reason}: choose another name")
+    return name
+
+
+def checked_distinct(device_ids: Iterable[str]) -> tuple[str, ...]:
+    """Safe device ids, sorted.
+
+    Raises
+    ------
+    DataError
+        On an unsafe id, or two that are equal or differ only by case (some file systems cannot tell those apart).
+    """
+    ids = sorted(checked_device_id(device_id) for device_id in device_ids)
+    seen: dict[str, str] = {}
+    for device_id in ids:
+        if other := seen.get(device_id.lower()):
+            raise DataError(f"device ids {other!r} and {device_id!r} are the same, at most up to case: keep one, or rename it")
+        seen[device_id.lower()] = device_id
+    return tuple(ids)
+
+
+def _unsafe(name: str) -> str:
+    if not name:
+        return "is empty"
+    if len(name) > _LONGEST:
+        return f"has {len(name)} characters, more than {_LONGEST}"
+    if name.startswith("."):
+        return "starts with a dot"
+    if not _SAFE.fullmatch(name):
+        return "holds characters other than A-Z a-z 0-9 . _ -"
+    return ""
+
+
+def _shown(name: str) -> str:
+    return ascii(name if len(name) <= 40 else f"{name[:40]}...")

@@ -1,0 +1,40 @@
+"""Simulated fleets as data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+
+from fedcore.data.contract import Column, ColumnSplit, Contract
+from fedcore.data.store import Dataset, create_dataset
+from fedcore.rows import Rows
+from fedcore.simulate import Fleet
+
+
+def create_simulated(root: Path, name: str, fleet: Fleet, description: str) -> Dataset:
+    """Store a simulated fleet: features x1 to xd, target y, and a column `part` that says which rows train and which test.
+
+    Raises
+    ------
+    Misuse
+        Where the data set exists, or the folder cannot be written.
+    """
+    d = len(fleet.Theta)
+    features = [f"x{i + 1}" for i in range(d)]
+    columns = {column: Column(type="float64") for column in (*features, "y")} | {"part": Column(type="string")}
+    contract = Contract(
+        description=description, device="device", target="y", features=features, columns=columns, split=ColumnSplit(kind="column", column="part")
+    )
+    return create_dataset(root, name, contract, _frames(fleet, features))
+
+
+def _frames(fleet: Fleet, features: list[str]) -> Iterator[tuple[str, pl.DataFrame]]:
+    for device_id, data in fleet.devices.items():
+        parts = [_frame(rows, features, part) for part, rows in (("train", data.train), ("test", data.test))]
+        yield device_id, pl.concat(parts)
+
+
+def _frame(rows: Rows, features: list[str], part: str) -> pl.DataFrame:
+    return pl.DataFrame(rows.X, schema=features).with_columns(pl.Series("y", rows.y), pl.lit(part).alias("part"))

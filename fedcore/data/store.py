@@ -1,0 +1,275 @@
+"""The partition store: `datasets/<name>/dataset.toml` and `datasets/<name>/device=<id>/part-*.parquet`.
+
+A device is its folder. Whoever reads a device opens that folder and no other, so a damaged partition concerns its own device only. Errors
+name the file below the data set's folder, the device, the column and a count, and never a value: they travel where rows may not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+import polars as pl
+
+from fedcore.data.checks import checked_frame
+from fedcore.data.contract import CONTRACT_FILE, Contract, TargetScaling, read_contract, write_contract
+from fedcore.data.design import prepare
+from fedcore.data.files import sync_folder, write_durably
+from fedcore.data.names import checked_dataset_name, checked_device_id, checked_distinct
+from fedcore.data.parquet import decode, encode
+from fedcore.errors import DataError, Misuse
+from fedcore.rows import DeviceData
+
+_PREFIX = "device="
+
+
+class DeviceCard(NamedTuple):
+    """What may be told of a device's data: counts, and a fingerprint of the files.
+
+    Attributes
+    ----------
+    device
+        Device id.
+    n_train, n_validation, n_test
+        Rows in each part.
+    sha256
+        Hex digest of the partition files' bytes, one after the other by name (`cat part-*.parquet | sha256sum`).
+    """
+
+    device: str
+    n_train: int
+    n_validation: int
+    n_test: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set that was opened: its contract, with target and scaling chosen, and the way to its devices.
+
+    Attributes
+    ----------
+    name
+        Folder name below the datasets root.
+    path
+        The folder.
+    contract
+        The contract, with the chosen target.
+    """
+
+    name: str
+    path: Path
+    contract: Contract
+
+    @property
+    def device_ids(self) -> tuple[str, ...]:
+        """All device ids, sorted as text. Only folder names are looked at; nothing is opened.
+
+        Raises
+        ------
+        DataError
+            On an unsafe id, or ids that differ only by case.
+        """
+        return _device_ids(self.path)
+
+    @property
+    def design_names(self) -> tuple[str, ...]:
+        """Names of the d design columns, such as ("intercept", "cycle^1", "cycle^2")."""
+        return self.contract.design_names
+
+    def load(self, device_id: str) -> DeviceData:
+        """One device's rows, ready for an algorithm; see `loaded`."""
+        return self.loaded(device_id)[0]
+
+    def card(self, device_id: str) -> DeviceCard:
+        """One device's counts and fingerprint, no rows; see `loaded`."""
+        return self.loaded(device_id)[1]
+
+    def loaded(self, device_id: str) -> tuple[DeviceData, DeviceCard]:
+        """One device's rows and card, from one reading of its own folder.
+
+        Raises
+        ------
+        Misuse
+            Where there is no such device.
+        DataError
+            Where its partition breaks the contract, cannot be read, or leads out of the data set's folder.
+        """
+        contents = {where: _read(self.path, where) for where in _partition_files(self.path, device_id)}
+        frames = [checked_frame(decode(raw, where), self.contract, where) for where, raw in contents.items()]
+        data = prepare(pl.concat(frames), self.contract, f"{_PREFIX}{device_id}")
+        sha256 = hashlib.sha256(b"".join(contents.values())).hexdigest()
+        return data, DeviceCard(device_id, data.train.n, data.validation.n, data.test.n, sha256)
+
+
+def list_datasets(root: Path) -> tuple[str, ...]:
+    """Names of the folders below `root` that hold a contract, sorted, whether their partitions have arrived or not."""
+    if not os.path.isdir(root):
+        return ()
+    names = [entry.name for entry in _entries(root, root.name) if not entry.name.startswith(".")]
+    return tuple(sorted(name for name in names if os.path.isfile(root / name / CONTRACT_FILE)))
+
+
+def open_dataset(root: Path, name: str, *, target: str | None = None, target_scaling: str | None = None) -> Dataset:
+    """Open a data set to read it.
+
+    Parameters
+    ----------
+    root
+        The datasets folder.
+    name
+        The data set.
+    target
+        One of the contract's targets; by default the contract's own.
+    target_scaling
+        "none", "train" or "own", in place of the contract's.
+
+    Raises
+    ------
+    Misuse
+        On an unknown data set, target or scaling (with the known ones), or a data set without partitions.
+    DataError
+        On a contract that is wrong, or device folders with unsafe or ambiguous ids.
+    """
+    path = root / checked_dataset_name(name)
+    if not os.path.isfile(path / CONTRACT_FILE):
+        known = ", ".join(list_datasets(root)) or "none yet"
+        raise Misuse(f"no data set {name!r} with a {CONTRACT_FILE}: choose one of those there ({known}), or import it first")
+    contract = read_contract(path)
+    if target is not None:
+        if target not in contract.targets:
+            raise Misuse(f"data set {name!r} has no target {target!r}: choose one of {', '.join(contract.targets)}")
+        contract = contract.model_copy(update={"target": target})
+    if target_scaling is not None:
+        if target_scaling not in get_args(TargetScaling):
+            raise Misuse(f"no target scaling {target_scaling!r}: choose one of {', '.join(get_args(TargetScaling))}")
+        contract = contract.model_copy(update={"scaling": contract.scaling.model_copy(update={"target": target_scaling})})
+    if not _device_ids(path):
+        raise Misuse(f"data set {name!r} has a contract but no partitions: import its source file first{_source(contract)}")
+    return Dataset(name, path, contract)
+
+
+def create_dataset(root: Path, name: str, contract: Contract, frames: Iterable[tuple[str, pl.DataFrame]]) -> Dataset:
+    """Write a whole data set, or nothing.
+
+    It is built in a hidden folder beside its place, every device is prepared as a reader would (with the default target), and then
+    it is renamed into place. A folder that is there already, with this contract and no partitions, gets the partitions moved in; a
+    failure takes them out again.
+
+    Parameters
+    ----------
+    frames
+        Device ids with their rows, one pair a device; columns as the contract declares them.
+
+    Raises
+    ------
+    Misuse
+        Where the data set has partitions or another contract already, or the folder cannot be written.
+    DataError
+        Where a device breaks the contract, its id is unsafe or comes twice, or there is no device at all.
+    """
+    path = root / checked_dataset_name(name)
+    if os.path.isdir(path) and _device_ids(path):
+        raise Misuse(f"data set {name!r} has partitions already: choose another name, or remove its device folders first")
+    if os.path.isfile(path / CONTRACT_FILE) and read_contract(path) != contract:
+        raise Misuse(f"data set {name!r} has another contract already: use that one, or choose another name")
+    staging = root / f".{name}.{secrets.token_hex(4)}.tmp"
+    try:
+        staging.mkdir(parents=True)
+        _build(staging, contract, frames)
+        _put_in_place(staging, path)
+    except OSError as error:
+        reason = error.strerror
+    else:
+        return Dataset(name, path, contract)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    raise Misuse(f"cannot write data set {name!r}: {reason}: choose a datasets folder that you may write to")
+
+
+def _build(folder: Path, contract: Contract, frames: Iterable[tuple[str, pl.DataFrame]]) -> None:
+    ids: list[str] = []
+    for device_id, frame in frames:
+        ids.append(checked_device_id(device_id))
+        where = f"{_PREFIX}{device_id}"
+        checked = checked_frame(frame, contract, where)
+        prepare(checked, contract, where)
+        partition = folder / where
+        partition.mkdir(exist_ok=True)
+        write_durably(partition / "part-0.parquet", encode(checked))
+        sync_folder(partition)
+    if not checked_distinct(ids):
+        raise DataError("no device: expected at least one device with rows")
+    write_contract(folder, contract)
+    sync_folder(folder)
+
+
+def _put_in_place(staging: Path, path: Path) -> None:
+    if path.is_dir():
+        moved: list[Path] = []
+        try:
+            for source in sorted(staging.glob(f"{_PREFIX}*")):
+                moved.append(source.rename(path / source.name))
+            if not (path / CONTRACT_FILE).exists():
+                (staging / CONTRACT_FILE).rename(path / CONTRACT_FILE)
+        except BaseException:
+            for partition in moved:
+                shutil.rmtree(partition, ignore_errors=True)
+            raise
+        sync_folder(path)
+    else:
+        staging.rename(path)
+        sync_folder(path.parent)
+
+
+def _device_ids(folder: Path) -> tuple[str, ...]:
+    folders = [entry.name for entry in _entries(folder, folder.name) if entry.name.startswith(_PREFIX) and entry.is_dir()]
+    return checked_distinct(name.removeprefix(_PREFIX) for name in folders)
+
+
+def _partition_files(folder: Path, device_id: str) -> list[str]:
+    """The device's files, by name, as paths below the data set's folder."""
+    partition = f"{_PREFIX}{checked_device_id(device_id)}"
+    if not os.path.isdir(folder / partition):
+        raise Misuse(f"data set {folder.name!r} has no device {device_id!r}: choose one of its device= folders")
+    _stay_inside(folder, partition)
+    names = sorted(entry.name for entry in _entries(folder / partition, partition))
+    parts = [name for name in names if name.startswith("part-") and name.endswith(".parquet") and name.isprintable()]
+    if not parts:
+        raise DataError(f"{partition}: no part-*.parquet: import the device again, or remove its folder")
+    return [f"{partition}/{name}" for name in parts]
+
+
+def _entries(folder: Path, where: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError as error:
+        reason = error.strerror
+    raise DataError(f"{where}: cannot be listed: {reason}")
+
+
+def _read(folder: Path, where: str) -> bytes:
+    _stay_inside(folder, where)
+    try:
+        if not (folder / where).is_file():
+            raise DataError(f"{where}: not a regular file: remove it")
+        return (folder / where).read_bytes()
+    except OSError as error:
+        reason = error.strerror
+    raise DataError(f"{where}: cannot be read: {reason}")
+
+
+def _stay_inside(folder: Path, where: str) -> None:
+    if not (folder / where).resolve().is_relative_to(folder.resolve()):
+        raise DataError(f"{where}: leads out of the data set's folder: replace the link by the file itself")
+
+
+def _source(contract: Contract) -> str:
+    return f" ({contract.source})" if contract.source else ""

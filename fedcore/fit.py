@@ -1,0 +1,156 @@
+"""A whole federated run in one process, for notebooks, tests and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec, Outcome, algorithm_class
+from fedcore.errors import Misuse
+from fedcore.messages import take
+from fedcore.receipts import Memory, settle
+from fedcore.rounds import Answers, Call, DeviceRngs, RunState, Schedule, rounds
+from fedcore.rows import DeviceData, Floats
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a run gives.
+
+    Attributes
+    ----------
+    theta
+        Coefficients by device id, each of shape (d,).
+    server
+        The algorithm's last server state.
+    history
+        Per round, its scalars by name.
+    outcome
+        How the run ended.
+    """
+
+    theta: dict[str, Floats]
+    server: Any
+    history: tuple[dict[str, float], ...]
+    outcome: Outcome
+
+
+def fit(
+    algorithm: AnyAlgorithm | str,
+    devices: Mapping[str, DeviceData | tuple[object, object]],
+    *,
+    rounds: int = 30,
+    seed: int = 0,
+    participation: float = 1.0,
+) -> FitResult:
+    """Run an algorithm on data in memory.
+
+    Parameters
+    ----------
+    algorithm
+        An instance such as `Hm1(alpha=0.1)`, or a name, which takes the defaults.
+    devices
+        By device id: `DeviceData`, or a pair of training arrays X (n, d) and y (n,). All have the same d.
+    rounds
+        The most communication rounds.
+    seed
+        Root of all random numbers.
+    participation
+        Share in (0, 1] of the devices drawn each round.
+
+    Raises
+    ------
+    Misuse
+        Where an option is out of bounds or unsafe for a device's data, which the message names.
+    DataError
+        Where a device's arrays are not of the shapes above, or hold non-finite values.
+    """
+    if isinstance(algorithm, str):
+        algorithm = algorithm_class(algorithm)()
+    schedule = Schedule(rounds=rounds, seed=seed, participation=participation)
+    spec, datas = _fleet(devices)
+    backend = InProcess(algorithm, spec, datas, seed)
+    state, outcome = RunState.initial(algorithm, spec), None
+    history: list[dict[str, float]] = []
+    for report in _loop(algorithm, spec, backend, schedule, state):
+        state, outcome = report.state, report.outcome
+        history.append(report.metrics())
+    assert outcome is not None
+    return FitResult(backend.finalize(state), state.server, tuple(history), outcome)
+
+
+_loop = rounds  # `rounds` is also the name that users know the number of rounds by
+
+
+def _fleet(devices: Mapping[str, DeviceData | tuple[object, object]]) -> tuple[FleetSpec, list[DeviceData]]:
+    if not devices:
+        raise Misuse("a fleet has at least one device, got none")
+    ids = tuple(sorted(devices))
+    datas = [device if isinstance(device, DeviceData) else DeviceData.of(*device) for device in map(devices.__getitem__, ids)]
+    d = datas[0].train.d
+    for device_id, data in zip(ids, datas, strict=True):
+        if data.train.d != d:
+            raise Misuse(f"device {device_id} has {data.train.d} columns, device {ids[0]} has {d}: give all the same design")
+    return FleetSpec(ids, d), datas
+
+
+class InProcess:
+    """A backend whose devices live in this process and always answer."""
+
+    def __init__(self, algorithm: AnyAlgorithm, spec: FleetSpec, datas: Sequence[DeviceData], seed: int) -> None:
+        self.algorithm = algorithm
+        self.spec = spec
+        self.datas = datas
+        self.seed = seed
+        self.initial = _initial_states(algorithm, spec, datas)
+        self.memories: dict[int, Memory] = {}  # of the devices whose state moves at all
+
+    def local_steps(self, call: Call) -> Answers:
+        """The cohort's local steps, as one call of the algorithm."""
+        self._settle(call.state)
+        devices = self._accepted(call.cohort)
+        ids = [self.spec.device_ids[k] for k in call.cohort]
+        rngs = DeviceRngs(self.seed, call.round_num, ids)
+        states, ups, infos = self.algorithm.local_steps(call.downs, devices, self._of(self.datas, call.cohort), rngs)
+        if states is not devices:
+            for i, k in enumerate(call.cohort):
+                accepted_round = int(call.state.taken_round[k])
+                self.memories[k] = Memory(devices[i], accepted_round, states[i], call.round_num)
+        return Answers(call.cohort, ups, infos)
+
+    def aggregate(self, server: Any, answers: Answers) -> Aggregated:
+        """The algorithm's aggregation."""
+        return self.algorithm.aggregate(server, answers.answered, answers.ups)
+
+    def finalize(self, state: RunState) -> dict[str, Floats]:
+        """Every device's coefficients after its last receipt."""
+        self._settle(state)
+        everyone = range(len(self.datas))
+        downs, devices = self.algorithm.broadcasts(state.server, everyone), self._accepted(everyone)
+        results = map(self.algorithm.finalize, downs, devices, self.datas)
+        return {device_id: result.theta for device_id, result in zip(self.spec.device_ids, results, strict=True)}
+
+    def _settle(self, state: RunState) -> None:
+        for k, memory in self.memories.items():
+            self.memories[k] = settle(self.algorithm, memory, state.receipt(k))
+
+    def _accepted(self, cohort: Sequence[int]) -> Sequence[Any]:
+        if not self.memories:
+            return self._of(self.initial, cohort)
+        return [self.memories[k].accepted if k in self.memories else self.initial[k] for k in cohort]
+
+    def _of(self, fleet: Sequence[Any], cohort: Sequence[int]) -> Sequence[Any]:
+        return fleet if len(cohort) == len(fleet) else take(fleet, cohort)
+
+
+def _initial_states(algorithm: AnyAlgorithm, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[Any]:
+    try:
+        return algorithm.init_devices(spec, datas)
+    except Misuse:
+        for device_id, data in zip(spec.device_ids, datas, strict=True):
+            try:
+                algorithm.init_device(spec, data)
+            except Misuse as error:
+                raise Misuse(f"device {device_id}: {error}") from None
+        raise

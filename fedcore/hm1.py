@@ -1,0 +1,244 @@
+"""HM1, correlated devices: Theta ~ MN(0, I, Omega), with Omega (K, K) learned on the server.
+
+Objective, at a given Omega: sum_k |y_k - X_k theta_k|^2 / sigma_k^2 + tr(Theta Omega^-1 Theta'). (Jointly in Theta and Omega it has no minimum:
+it falls without bound as both go to zero. So nothing here claims to minimise it jointly.)
+
+A round: device k starts at theta_k, takes T local gradient steps to v_k, and is then shrunk towards the prior:
+
+- `explicit`, the paper's step, on the device: theta_k <- v_k - 2 eta c_k, with the aggregate c_k = sum_i theta_i (Omega^-1)_ik that the server sent;
+- `proximal`, on the server: Theta <- V - V (Omega + 2 D)^-1 2 D with D the diagonal of the prior rates. It solves the same step implicitly, agrees with
+  it where that is stable, and has no step size beyond which it blows up.
+
+The server then sets Omega <- (1 - alpha) Omega + (alpha / d) Theta' Theta.
+
+The prior rate that is consistent with the objective is T rate sigma_k^2 / n_k for T mean-gradient steps (`calibrated`); the paper ties it to the
+learning rate eta (`tied`), which shrinks far more.
+
+Source: Yue, Al Kontar and Estrada Gomez, "Federated Data Analytics: A Study on Linear Models", section 3, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+from scipy.linalg.lapack import dposv, dpotrf
+
+from fedcore.algorithm import Aggregated, BatchedAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
+from fedcore.errors import Misuse
+from fedcore.linear import LocalProblem, LocalSteps
+from fedcore.messages import DeviceInfo, Stacked, stacked
+from fedcore.rows import DeviceData, Floats
+
+DEFAULT_FLOOR = 1e-2
+"""Added to Omega's diagonal where it is inverted; without it, devices that are silent for long are shrunk to zero and stay there."""
+
+
+class Server(NamedTuple):
+    """What the server knows.
+
+    Attributes
+    ----------
+    Theta
+        Coefficients, shape (d, K).
+    Omega
+        Device covariance, shape (K, K).
+    prior_rate
+        Each device's last prior rate, shape (K,); 0 before its first answer.
+    pull
+        The aggregates c_k as columns of Theta Omega^-1, shape (d, K); (0, K) where the shrinkage is proximal.
+    change
+        Relative change of Theta in the last round, where every device answered it; else inf.
+    failure
+        0, or the `Failure` that ended the run.
+    """
+
+    Theta: Floats
+    Omega: Floats
+    prior_rate: Floats
+    pull: Floats
+    change: float
+    failure: int
+
+
+class Failure(IntEnum):
+    """Why a run diverged."""
+
+    UNSTABLE_STEP = 1
+    NOT_FINITE = 2
+
+
+ADVICE = {
+    Failure.UNSTABLE_STEP: "the explicit shrinkage step is unstable, its prior rate exceeds the smallest eigenvalue of Omega: "
+    "try shrinkage=proximal (the default), a smaller eta or alpha, or floor=0.01",
+    Failure.NOT_FINITE: "a device's update was not finite, its local steps overflowed: try a smaller eta, eta=safe or batch=full",
+}
+
+
+class Down(NamedTuple):
+    """To device k: its coefficients theta_k, shape (d,), and, for the explicit step, its aggregate c_k, shape (d,), else (0,)."""
+
+    theta: Floats
+    pull: Floats
+
+
+class Up(NamedTuple):
+    """From device k: its coefficients, shape (d,), and its prior rate."""
+
+    theta: Floats
+    prior_rate: Floats
+
+
+class Info(NamedTuple):
+    """Of a round: the relative change of Theta in the Frobenius norm."""
+
+    change: float
+
+
+@dataclass(frozen=True)
+class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
+    """Devices that borrow strength through a learned covariance between them.
+
+    Attributes
+    ----------
+    alpha
+        Weight in (0, 1] of the newest Theta' Theta / d in Omega.
+    shrinkage
+        "proximal", or the paper's "explicit", which can diverge and says so.
+    prior_rate
+        Step size of the shrinkage: "calibrated" from the device's own residual variance, "tied" to eta as in the paper, or a number. "default" is
+        calibrated for proximal and tied for explicit.
+    floor
+        Added to Omega's diagonal where it is inverted. "default" is 0.01 for proximal and 0 for explicit.
+    tolerance
+        The run has converged once Theta's relative change (Frobenius norm) is below this in a round that every device answered.
+    """
+
+    alpha: float = 0.1
+    shrinkage: Literal["proximal", "explicit"] = "proximal"
+    prior_rate: float | Literal["calibrated", "tied", "default"] = "default"
+    floor: float | Literal["default"] = "default"
+    tolerance: float = 1e-8
+
+    def __post_init__(self) -> None:
+        """Raises Misuse on an option out of bounds."""
+        super().__post_init__()
+        if not 0 < self.alpha <= 1:
+            raise Misuse(f"alpha is a weight in (0, 1], got {self.alpha}")
+        if self.prior_rate not in ("calibrated", "tied", "default") and not 0 <= float(self.prior_rate) < np.inf:
+            raise Misuse(f'prior_rate is a number >= 0, "calibrated" or "tied", got {self.prior_rate}')
+        if self.floor != "default" and not 0 <= self.floor < np.inf:
+            raise Misuse(f"floor is a number >= 0, got {self.floor}")
+        if not 0 <= self.tolerance < 1:
+            raise Misuse(f"tolerance is in [0, 1), got {self.tolerance}")
+
+    @property
+    def _proximal(self) -> bool:
+        return self.shrinkage == "proximal"
+
+    @property
+    def _floor(self) -> float:
+        if self.floor == "default":
+            return DEFAULT_FLOOR if self._proximal else 0.0
+        return self.floor
+
+    def init_server(self, spec: FleetSpec) -> Server:
+        K = len(spec.device_ids)
+        pull = np.zeros((0 if self._proximal else spec.d, K))
+        return Server(np.zeros((spec.d, K)), np.eye(K), np.zeros(K), pull, np.inf, 0)
+
+    def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[LocalProblem]:
+        return Stacked(self.prepare(datas), len(datas))
+
+    def broadcasts(self, server: Server, cohort: Sequence[int]) -> Sequence[Down]:
+        chosen = np.asarray(cohort)
+        return Stacked(Down(server.Theta.T[chosen], server.pull.T[chosen]), len(chosen))
+
+    def local_steps(
+        self, downs: Sequence[Down], devices: Sequence[LocalProblem], datas: Sequence[DeviceData], rngs: Sequence[Generator]
+    ) -> tuple[Sequence[LocalProblem], Sequence[Up], Sequence[DeviceInfo]]:
+        down, problem = stacked(downs), stacked(devices)
+        theta = self.run(down.theta, problem, datas, rngs)
+        rate = self._prior_rates(problem)
+        loss = self.loss(theta, problem)
+        if not self._proximal:
+            theta = theta - 2.0 * rate[:, None] * down.pull
+        m = len(devices)
+        return devices, Stacked(Up(theta, rate), m), Stacked(DeviceInfo(loss), m)
+
+    def _prior_rates(self, problem: LocalProblem) -> Floats:
+        choice = self.prior_rate
+        if choice == "default":
+            choice = "calibrated" if self._proximal else "tied"
+        if choice == "calibrated":
+            return self.steps * problem.rate * problem.noise_variance / problem.n
+        return problem.eta if choice == "tied" else np.full_like(problem.eta, choice)
+
+    def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
+        up, chosen = stacked(ups), np.asarray(cohort)
+        if not np.isfinite(up.theta).all():
+            return self._failed(server, Failure.NOT_FINITE)
+        V, prior_rate = server.Theta.copy(), server.prior_rate.copy()
+        V[:, chosen], prior_rate[chosen] = up.theta.T, up.prior_rate
+        if self._proximal:
+            Theta = self._shrink(V, server.Omega, prior_rate)
+        elif self._stable(server.Omega, chosen, up.prior_rate):
+            Theta = V
+        else:
+            return self._failed(server, Failure.UNSTABLE_STEP)
+        d, K = Theta.shape
+        scaled = np.sqrt(self.alpha / d) * Theta
+        Omega = (1.0 - self.alpha) * server.Omega + scaled.T @ scaled
+        pull = server.pull if self._proximal else self._pull(Theta, Omega)
+        change = float(np.linalg.norm(Theta - server.Theta) / max(np.linalg.norm(Theta), np.finfo(float).tiny))
+        settled = change if len(chosen) == K else np.inf
+        return Aggregated(Server(Theta, Omega, prior_rate, pull, settled, 0), 1.0, Info(change))
+
+    def _shrink(self, V: Floats, Omega: Floats, prior_rate: Floats) -> Floats:
+        """The proximal step on all columns: V - V (Omega + 2 D)^-1 2 D."""
+        system = self._floored(Omega)
+        diagonal = np.einsum("kk->k", system)
+        diagonal += 2.0 * prior_rate
+        # Omega is positive semi-definite up to rounding; this keeps the factorisation so at any scale of the targets.
+        diagonal += len(diagonal) * np.finfo(float).eps * diagonal.max()
+        # A symmetric matrix's transpose is itself in the column-major order that LAPACK works on without a copy.
+        _, solved, _ = dposv(system.T, V.T, overwrite_a=1)
+        return V - solved.T * (2.0 * prior_rate)
+
+    def _stable(self, Omega: Floats, chosen: NDArray[np.intp], prior_rate: Floats) -> bool:
+        """Whether the explicit step that was just used contracts: Omega - D is positive definite, D the rates of those who took the step.
+
+        With one rate for all this says: prior rate / lambda_min(Omega) < 1.
+        """
+        system = self._floored(Omega)
+        system[chosen, chosen] -= prior_rate
+        return bool(dpotrf(system.T, overwrite_a=1)[1] == 0)
+
+    def _pull(self, Theta: Floats, Omega: Floats) -> Floats:
+        """The aggregates, Theta Omega^-1. Where Omega is singular they are of no use, and `_stable` ends the run if a step takes them."""
+        _, solved, _ = dposv(self._floored(Omega).T, Theta.T, overwrite_a=1)
+        return solved.T
+
+    def _floored(self, Omega: Floats) -> Floats:
+        system = Omega.copy()
+        np.einsum("kk->k", system)[:] += self._floor
+        return system
+
+    def _failed(self, server: Server, failure: Failure) -> Aggregated:
+        """The run ends with the last estimate from before the failure."""
+        return Aggregated(server._replace(failure=int(failure)), 1.0, Info(np.inf))
+
+    def status(self, server: Server) -> Continue | Outcome:
+        if server.failure:
+            return Outcome("diverged", ADVICE[Failure(server.failure)], ok=False)
+        if server.change < self.tolerance:
+            return Outcome("converged", f"Theta's relative change in the last round is below {self.tolerance:g}", ok=True)
+        return Continue()
+
+    def finalize(self, down: Down, device: LocalProblem, data: DeviceData) -> DeviceResult:
+        return DeviceResult(down.theta)

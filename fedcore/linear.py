@@ -1,0 +1,233 @@
+"""Linear regression on one device: its compression, its stable rates, and T local gradient steps.
+
+All functions work on m devices at once, with a leading device axis, and never pad: what one device computes does not depend
+on which others share the call.
+
+Gradients are means over the rows of a batch: theta <- theta + 2 rate mean_i x_i (y_i - x_i' theta). A step of rate eta along the
+*sum* over b rows is the same step at rate eta b, so that one form serves both conventions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.random import Generator
+
+from fedcore.errors import Misuse
+from fedcore.rows import DeviceData, Floats, Rows
+
+RANK_TOLERANCE = 1e-12
+"""Eigenvalues of X'X / n below this share of the largest count as zero: about the rounding of forming X'X."""
+
+SAFETY = 0.5
+"""The default rate as a share of the largest stable one: where the fastest direction converges in one step."""
+
+
+class LocalProblem(NamedTuple):
+    """Least squares on one device, compressed; with a leading axis m where it stands for m devices.
+
+    Attributes
+    ----------
+    gram
+        X'X / n, shape (d, d).
+    moment
+        X'y / n, shape (d,).
+    power
+        y'y / n.
+    n
+        Number of training rows.
+    noise_variance
+        Residual variance of the device's own least squares, rss / (n - rank). Without residual degrees of freedom y'y / n,
+        the largest value that the rows allow.
+    eta
+        The learning rate as the user states it.
+    rate
+        The same for mean gradients: eta, or eta times the batch size where gradients are sums.
+    map_matrix, map_offset
+        T full-batch steps as one affine map theta -> map_matrix theta + map_offset, shapes (d, d) and (d,); (0, 0) and (0,) where steps
+        are stochastic.
+    """
+
+    gram: Floats
+    moment: Floats
+    power: Floats
+    n: Floats
+    noise_variance: Floats
+    eta: Floats
+    rate: Floats
+    map_matrix: Floats
+    map_offset: Floats
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """T gradient steps on the device's own rows, the local half of a communication round (paper, Algorithm 1).
+
+    Attributes
+    ----------
+    eta
+        Learning rate; "safe" takes half of the largest rate that is stable on the device's own rows.
+    steps
+        T, the number of steps a round.
+    batch
+        Rows a step, drawn with replacement; "full" takes all rows.
+    gradient
+        Whether a step follows the "mean" or the "sum" of its rows' gradients.
+    """
+
+    eta: float | Literal["safe"] = "safe"
+    steps: int = 20
+    batch: int | Literal["full"] = "full"
+    gradient: Literal["mean", "sum"] = "mean"
+
+    def __post_init__(self) -> None:
+        """Raises Misuse on an option out of bounds."""
+        if self.eta != "safe" and not 0 < self.eta < np.inf:
+            raise Misuse(f'eta is a positive number or "safe", got {self.eta}')
+        if self.steps < 1:
+            raise Misuse(f"steps is at least 1, got {self.steps}")
+        if self.batch != "full" and self.batch < 1:
+            raise Misuse(f'batch is at least 1 row or "full", got {self.batch}')
+
+    def prepare(self, datas: Sequence[DeviceData]) -> LocalProblem:
+        """Compress m devices' training rows and settle their learning rates.
+
+        Raises
+        ------
+        Misuse
+            Where a stated `eta` is not stable on a device's rows; names the largest rate that is.
+        """
+        rows = [data.train for data in datas]
+        n = np.array([float(part.n) for part in rows])
+        gram = np.array([part.X.T @ part.X for part in rows]) / n[:, None, None]
+        moment = np.array([part.X.T @ part.y for part in rows]) / n[:, None]
+        power = np.array([part.y @ part.y for part in rows]) / n
+        values, vectors = np.linalg.eigh(gram)
+        kept = values > RANK_TOLERANCE * values[:, -1:]
+        values = np.where(kept, values, 0.0)
+
+        per_eta = self._rows_a_step(n) if self.gradient == "sum" else np.ones_like(n)
+        limit = self._largest_stable_rates(rows, values, vectors, kept)
+        eta = self._etas(limit / per_eta)
+        rate = eta * per_eta
+
+        least_squares = _apply(vectors, np.where(kept, 1.0 / np.where(kept, values, 1.0), 0.0), moment)
+        residual = [part.y - part.X @ theta for part, theta in zip(rows, least_squares, strict=True)]
+        freedom = n - kept.sum(axis=1)
+        rss = np.array([r @ r for r in residual])
+        noise_variance = np.where(freedom > 0, rss / np.maximum(freedom, 1.0), power)
+
+        if self.batch == "full":
+            map_matrix, map_offset = affine_map(values, vectors, moment, rate, self.steps)
+        else:
+            map_matrix, map_offset = np.empty((len(rows), 0, 0)), np.empty((len(rows), 0))
+        return LocalProblem(gram, moment, power, n, noise_variance, eta, rate, map_matrix, map_offset)
+
+    def run(self, theta: Floats, problem: LocalProblem, datas: Sequence[DeviceData], rngs: Sequence[Generator]) -> Floats:
+        """T steps from theta, shape (m, d), on each device's training rows.
+
+        An estimate that overflows comes back non-finite; the caller decides what that means.
+        """
+        if self.batch == "full":
+            return _matvec(problem.map_matrix, theta) + problem.map_offset
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._stochastic(theta, problem, [data.train for data in datas], rngs)
+
+    def loss(self, theta: Floats, problem: LocalProblem) -> Floats:
+        """Mean squared training error at theta, shape (m,), from the compression alone."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            fit = ((_matvec(problem.gram, theta) - 2.0 * problem.moment) * theta).sum(axis=-1)
+            return np.maximum(problem.power + fit, 0.0)
+
+    def _rows_a_step(self, n: Floats) -> Floats:
+        return n if self.batch == "full" else np.minimum(float(self.batch), n)
+
+    def _stochastic(self, theta: Floats, problem: LocalProblem, rows: Sequence[Rows], rngs: Sequence[Generator]) -> Floats:
+        groups: dict[int, list[int]] = {}
+        for position, size in enumerate(self._rows_a_step(problem.n).astype(int).tolist()):
+            groups.setdefault(size, []).append(position)
+        result = theta.copy()
+        for size, members in groups.items():
+            draws = [rng.integers(part.n, size=(self.steps, size)) for part, rng in ((rows[k], rngs[k]) for k in members)]
+            X = np.array([rows[k].X[draw] for k, draw in zip(members, draws, strict=True)])
+            y = np.array([rows[k].y[draw] for k, draw in zip(members, draws, strict=True)])
+            step = (2.0 * problem.rate[members] / size)[:, None]
+            estimate = result[members]
+            for t in range(self.steps):
+                batch = X[:, t]
+                estimate = estimate + step * _matvec(batch.swapaxes(1, 2), y[:, t] - _matvec(batch, estimate))
+            result[members] = estimate
+        return result
+
+    def _largest_stable_rates(self, rows: Sequence[Rows], values: Floats, vectors: Floats, kept: Floats) -> Floats:
+        """Rates below which steps contract, shape (m,), for mean gradients.
+
+        Full batch: 1 / lambda_max(C) with C = X'X / n. Batches of b with replacement contract in mean square below the inverse of the largest
+        eigenvalue of M / b + (1 - 1/b) C^2 relative to C, with M = mean_i |x_i|^2 x_i x_i'.
+        """
+        if self.batch == "full":
+            largest = values[:, -1]
+        else:
+            largest = np.array([self._noise_curvature(*each) for each in zip(rows, values, vectors, kept, strict=True)])
+        return np.where(largest > 0, 1.0 / np.where(largest > 0, largest, 1.0), np.inf)
+
+    def _noise_curvature(self, rows: Rows, values: Floats, vectors: Floats, kept: Floats) -> float:
+        b = min(int(self.batch), rows.n)
+        whitened = (rows.X @ vectors[:, kept]) / np.sqrt(values[kept])
+        squares = (rows.X**2).sum(axis=1)
+        relative = whitened.T @ (squares[:, None] * whitened) / rows.n / b + (1.0 - 1.0 / b) * np.diag(values[kept])
+        return float(np.linalg.eigvalsh(relative)[-1]) if kept.any() else 0.0
+
+    def _etas(self, largest: Floats) -> Floats:
+        if self.eta == "safe":
+            return np.where(np.isfinite(largest), SAFETY * largest, 1.0)
+        if np.any(self.eta >= largest):
+            raise Misuse(
+                f"eta={self.eta:g} is not stable on this device's rows: with {self.gradient} gradients and batch={self.batch} "
+                f"it must stay below {float(largest.min()):.3g}; choose a smaller eta, or eta=safe"
+            )
+        return np.full_like(largest, self.eta)
+
+
+def affine_map(values: Floats, vectors: Floats, moment: Floats, rate: Floats, steps: int) -> tuple[Floats, Floats]:
+    """`steps` full-batch steps as one map theta -> matrix theta + offset.
+
+    With C = U L U' and q = 1 - 2 rate l, the matrix is U q^T U' and the offset U diag((1 - q^T) / l) U' moment, whose limit for l -> 0
+    is 2 rate T.
+
+    Parameters
+    ----------
+    values, vectors
+        Eigenvalues L, shape (m, d), and eigenvectors U, shape (m, d, d), of X'X / n.
+    moment
+        X'y / n, shape (m, d).
+    rate
+        Mean-gradient learning rates, shape (m,).
+    steps
+        T.
+
+    Returns
+    -------
+    matrix, offset
+        Shapes (m, d, d) and (m, d).
+    """
+    step = 2.0 * rate[:, None] * values
+    power = (1.0 - step) ** steps
+    small = step < SAFETY
+    # Near l = 0 the difference 1 - q^T cancels; expm1 and log1p keep its digits.
+    shrunk = np.where(small, -np.expm1(steps * np.log1p(-np.where(small, step, 0.0))), 1.0 - power)
+    total = np.where(values > 0, shrunk / np.where(values > 0, values, 1.0), 2.0 * steps * rate[:, None])
+    matrix = (vectors * power[:, None, :]) @ vectors.swapaxes(1, 2)
+    return matrix, _apply(vectors, total, moment)
+
+
+def _matvec(matrix: Floats, vector: Floats) -> Floats:
+    return (matrix @ vector[..., None])[..., 0]
+
+
+def _apply(vectors: Floats, values: Floats, vector: Floats) -> Floats:
+    """U diag(values) U' vector, device by device."""
+    return _matvec(vectors, values * _matvec(vectors.swapaxes(1, 2), vector))

@@ -1,0 +1,135 @@
+"""What crosses the boundary between device and server, and nothing else does.
+
+A message is a NamedTuple of float arrays, scalars and further such tuples. The messages of a whole cohort can be held as one
+`Stacked`: the same NamedTuple with a leading device axis on every array, which is what batched arithmetic wants, and which
+still reads as a sequence of single messages, which is what a fan-out to devices wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar, cast, overload
+
+import numpy as np
+
+M = TypeVar("M", bound=tuple[Any, ...])
+
+SCALAR_BYTES = 8
+
+
+class Receipt(NamedTuple):
+    """What the server last took of a device: the result of round `round_num`, applied to `fraction` in (0, 1]."""
+
+    round_num: int
+    fraction: float
+
+
+class Empty(NamedTuple):
+    """A message with nothing in it."""
+
+
+class DeviceInfo(NamedTuple):
+    """What a device reports of a round beside its update.
+
+    Attributes
+    ----------
+    loss
+        Mean squared training error at the estimate that the local steps reached, in squared target units.
+    """
+
+    loss: float
+
+
+class Broadcast(NamedTuple):
+    """All that one device is told in one round; its first round comes without a receipt."""
+
+    round_num: int
+    receipt: Receipt | None
+    down: Any
+
+
+class Reply(NamedTuple):
+    """All that one device answers in one round."""
+
+    up: Any
+    info: DeviceInfo
+
+
+def nbytes(message: object) -> int:
+    """Size of a message in bytes: its arrays' own, and 8 for every scalar."""
+    if isinstance(message, np.ndarray):
+        return message.nbytes
+    if isinstance(message, Stacked):
+        return nbytes(cast("Stacked[Any]", message).fields)
+    if isinstance(message, tuple | list):
+        return sum(map(nbytes, cast("Sequence[object]", message)))
+    return 0 if message is None else SCALAR_BYTES
+
+
+class Stacked(Sequence[M]):
+    """Messages of m devices as one NamedTuple whose arrays carry a leading axis of length m."""
+
+    def __init__(self, fields: M, length: int) -> None:
+        self.fields = fields
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    @overload
+    def __getitem__(self, index: int) -> M: ...
+    @overload
+    def __getitem__(self, index: slice) -> Stacked[M]: ...
+    def __getitem__(self, index: int | slice) -> M | Stacked[M]:
+        if isinstance(index, slice):
+            return self.take(range(self.length)[index])
+        if not -self.length <= index < self.length:
+            raise IndexError(index)
+        return _mapped(lambda array: array[index], self.fields)
+
+    def __iter__(self) -> Iterator[M]:
+        return iter(_split(self.fields, self.length))
+
+    def take(self, positions: Sequence[int]) -> Stacked[M]:
+        """The messages at these positions, in this order."""
+        chosen = np.asarray(positions, dtype=np.intp)
+        return Stacked(_mapped(lambda array: array[chosen], self.fields), len(chosen))
+
+
+def stacked(messages: Sequence[M]) -> M:
+    """The messages' fields with a leading device axis, shape (m, ...).
+
+    Parameters
+    ----------
+    messages
+        At least one message, all of one type and shape; the fields of a `Stacked` are returned as they are.
+    """
+    if isinstance(messages, Stacked):
+        return cast("Stacked[M]", messages).fields
+    return _joined(messages)
+
+
+def take(messages: Sequence[M], positions: Sequence[int]) -> Sequence[M]:
+    """The messages at these positions, in this order, stacked where they were stacked."""
+    if isinstance(messages, Stacked):
+        return cast("Stacked[M]", messages).take(positions)
+    return [messages[position] for position in positions]
+
+
+def _mapped(function: Callable[[Any], Any], fields: M) -> M:
+    parts = (_mapped(function, field) if isinstance(field, tuple) else function(field) for field in fields)  # pyright: ignore[reportUnknownArgumentType]
+    return type(fields)(*parts)
+
+
+def _split(fields: M, length: int) -> list[M]:
+    make = type(fields)
+    if not fields:
+        return [make()] * length
+    columns = (_split(field, length) if isinstance(field, tuple) else field for field in fields)  # pyright: ignore[reportUnknownArgumentType]
+    return [make(*row) for row in zip(*columns, strict=True)]
+
+
+def _joined(messages: Sequence[M]) -> M:
+    columns = zip(*messages, strict=True)
+    parts = (_joined(column) if isinstance(column[0], tuple) else np.array(column) for column in columns)
+    return type(messages[0])(*parts)

@@ -1,0 +1,50 @@
+"""How good an estimate is, computed on the device; only these figures travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from fedcore.algorithm import DeviceResult
+from fedcore.rows import Rows
+
+
+class Score(NamedTuple):
+    """Squared error of a device's predictions on n rows, in squared target units.
+
+    Attributes
+    ----------
+    n
+        Number of rows, 0 where the device has none of that part.
+    sse
+        Sum of squared errors.
+    """
+
+    n: int
+    sse: float
+
+    @property
+    def rmse(self) -> float:
+        """Root mean squared error, NaN without rows."""
+        return float(np.sqrt(self.sse / self.n)) if self.n else float("nan")
+
+
+def score(result: DeviceResult, rows: Rows) -> Score:
+    """Score a device's coefficients on some of its rows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        residual = rows.y - rows.X @ result.theta
+        return Score(rows.n, float(residual @ residual))
+
+
+def a_rmse(scores: Iterable[Score]) -> float:
+    """A-RMSE, the mean over devices of their root mean squared errors (paper, section 5); devices without rows are left out.
+
+    Returns
+    -------
+    float
+        In target units; NaN where no device has rows.
+    """
+    values = [each.rmse for each in scores if each.n]
+    return float(np.mean(values)) if values else float("nan")

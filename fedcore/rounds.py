@@ -1,0 +1,267 @@
+"""The communication-round loop, and which devices and random numbers a round uses.
+
+The loop is a generator and does no work of its own: a `Backend` carries broadcasts to devices and answers back, in this process or through an
+orchestrator, and the caller stores what each `RoundReport` says before it asks for the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.random import Generator, SeedSequence, default_rng
+from numpy.typing import NDArray
+
+from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec, Outcome
+from fedcore.errors import Misuse
+from fedcore.messages import Broadcast, DeviceInfo, Receipt, nbytes, stacked
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long a run is and who takes part.
+
+    Attributes
+    ----------
+    rounds
+        The most rounds of the main phase.
+    seed
+        Root of all random numbers of the run.
+    participation
+        Share in (0, 1] of the fleet that is drawn each round, at least one device.
+    quorum
+        Share in (0, 1] of the drawn devices that must answer for the round to count.
+    """
+
+    rounds: int = 30
+    seed: int = 0
+    participation: float = 1.0
+    quorum: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Raises Misuse on a value out of bounds."""
+        if self.rounds < 1:
+            raise Misuse(f"rounds is at least 1, got {self.rounds}")
+        if self.seed < 0:
+            raise Misuse(f"seed is at least 0, got {self.seed}")
+        if not 0 < self.participation <= 1:
+            raise Misuse(f"participation is a share in (0, 1], got {self.participation}")
+        if not 0 < self.quorum <= 1:
+            raise Misuse(f"quorum is a share in (0, 1], got {self.quorum}")
+
+
+class RunState(NamedTuple):
+    """All that the server side of a run must keep to go on from here.
+
+    Attributes
+    ----------
+    round_num
+        The last finished round, 0 before the first.
+    main_rounds
+        How many of them were in the main phase.
+    server
+        The algorithm's server state.
+    taken_round, taken_fraction
+        Per device, shape (K,): the last round whose update was taken (0 for none), and the fraction of it that was applied.
+    """
+
+    round_num: int
+    main_rounds: int
+    server: Any
+    taken_round: NDArray[np.int64]
+    taken_fraction: NDArray[np.float64]
+
+    @classmethod
+    def initial(cls, algorithm: AnyAlgorithm, spec: FleetSpec) -> RunState:
+        """The state before the first round."""
+        K = len(spec.device_ids)
+        return cls(0, 0, algorithm.init_server(spec), np.zeros(K, dtype=np.int64), np.zeros(K))
+
+    def receipt(self, k: int) -> Receipt | None:
+        """What device k is told of its last accepted update."""
+        taken = int(self.taken_round[k])
+        return Receipt(taken, float(self.taken_fraction[k])) if taken else None
+
+
+class Call(NamedTuple):
+    """A round as it goes out: `downs[i]` is for device `cohort[i]`; the state holds everybody's receipts."""
+
+    round_num: int
+    cohort: Sequence[int]
+    downs: Sequence[Any]
+    state: RunState
+
+    def broadcast(self, i: int) -> Broadcast:
+        """All that the i-th device of the cohort is told."""
+        return Broadcast(self.round_num, self.state.receipt(self.cohort[i]), self.downs[i])
+
+
+class Answers(NamedTuple):
+    """What came back: devices in ascending order, with their updates and infos."""
+
+    answered: Sequence[int]
+    ups: Sequence[Any]
+    infos: Sequence[DeviceInfo]
+
+
+class Backend(Protocol):
+    """Where device steps and aggregation are carried out."""
+
+    def local_steps(self, call: Call) -> Answers:
+        """The cohort's local steps; devices that failed are missing from the answers."""
+        ...
+
+    def aggregate(self, server: Any, answers: Answers) -> Aggregated:
+        """The algorithm's aggregation."""
+        ...
+
+
+class RoundReport(NamedTuple):
+    """What happened in a round.
+
+    Attributes
+    ----------
+    round_num, phase
+        Number from 1, and the phase that it belonged to.
+    cohort, answered
+        Devices drawn, and those of them that answered, ascending.
+    state
+        The state to go on from; the previous one where the round did not count.
+    loss
+        Mean over the answering devices of the training error at their local estimates, in squared target units.
+    info
+        The algorithm's own scalars.
+    uplink_bytes, downlink_bytes
+        Size of the round's messages.
+    outcome
+        Set in the last report of a run.
+    """
+
+    round_num: int
+    phase: str
+    cohort: Sequence[int]
+    answered: Sequence[int]
+    state: RunState
+    loss: float
+    info: tuple[float, ...]
+    uplink_bytes: int
+    downlink_bytes: int
+    outcome: Outcome | None
+
+    @property
+    def counted(self) -> bool:
+        """Whether the round's updates were taken; else the state is still the one before it."""
+        return self.state.round_num == self.round_num
+
+    @property
+    def silent(self) -> list[int]:
+        """Devices that were drawn and did not answer."""
+        return sorted(set(self.cohort) - set(self.answered))
+
+    def metrics(self) -> dict[str, float]:
+        """The round's scalars by name."""
+        named: dict[str, float] = self.info._asdict() if self.info else {}  # type: ignore[attr-defined]
+        return {
+            "cohort": len(self.cohort),
+            "answered": len(self.answered),
+            "loss": self.loss,
+            "uplink_bytes": self.uplink_bytes,
+            "downlink_bytes": self.downlink_bytes,
+            **named,
+        }
+
+
+def rounds(algorithm: AnyAlgorithm, spec: FleetSpec, backend: Backend, schedule: Schedule, state: RunState) -> Iterator[RoundReport]:
+    """Communication rounds from `state` to the run's outcome, one report each.
+
+    Parameters
+    ----------
+    algorithm, spec, backend
+        What is run, on which fleet, and where.
+    schedule
+        Length, seed, participation and quorum.
+    state
+        `RunState.initial`, or the state of a checkpoint.
+
+    Yields
+    ------
+    RoundReport
+        The last one carries the outcome. Nothing is yielded for a state that already is at its end.
+    """
+    status = algorithm.status(state.server)
+    while not isinstance(status, Outcome) and state.main_rounds < schedule.rounds:
+        round_num = state.round_num + 1
+        cohort = draw_cohort(spec.device_ids, schedule, round_num)
+        downs = algorithm.broadcasts(state.server, cohort)
+        answers = backend.local_steps(Call(round_num, cohort, downs, state))
+        phase, loss, info, outcome = status.phase, np.nan, (), None
+        if len(answers.answered) < schedule.quorum * len(cohort):
+            outcome = _quorum_lost(round_num, len(answers.answered), len(cohort), schedule.quorum)
+        else:
+            server, fraction, info = backend.aggregate(state.server, answers)
+            state = _advanced(state, server, answers.answered, fraction, main=phase == "main")
+            loss = float(np.mean(stacked(answers.infos).loss))
+            status = algorithm.status(server)
+            if isinstance(status, Outcome):
+                outcome = status
+            elif state.main_rounds == schedule.rounds:
+                outcome = Outcome("completed", f"all {schedule.rounds} rounds were run", ok=True)
+        uplink, downlink = nbytes(answers.ups) + nbytes(answers.infos), nbytes(downs) + len(cohort) * nbytes(Receipt(0, 0.0))
+        yield RoundReport(round_num, phase, cohort, answers.answered, state, loss, info, uplink, downlink, outcome)
+        if outcome:
+            return
+
+
+def _advanced(state: RunState, server: Any, answered: Sequence[int], fraction: float, *, main: bool) -> RunState:
+    taken_round, taken_fraction = state.taken_round.copy(), state.taken_fraction.copy()
+    taken_round[list(answered)] = state.round_num + 1
+    taken_fraction[list(answered)] = fraction
+    return RunState(state.round_num + 1, state.main_rounds + main, server, taken_round, taken_fraction)
+
+
+def _quorum_lost(round_num: int, answered: int, drawn: int, quorum: float) -> Outcome:
+    return Outcome(
+        "quorum_lost",
+        f"round {round_num} got {answered} answers of {drawn} devices, the quorum is {quorum:g}: see why devices fail, then resume the run",
+        ok=False,
+    )
+
+
+def draw_cohort(device_ids: Sequence[str], schedule: Schedule, round_num: int) -> Sequence[int]:
+    """The devices of a round, ascending.
+
+    Each device draws a number of its own from (seed, round, id), and the smallest take part, so that a device that joins the fleet
+    displaces at most one other.
+    """
+    K = len(device_ids)
+    if schedule.participation == 1:
+        return range(K)
+    draws = [_digest(f"{schedule.seed}/{round_num}/{device_id}") for device_id in device_ids]
+    return sorted(sorted(range(K), key=draws.__getitem__)[: max(1, round(schedule.participation * K))])
+
+
+def device_rng(seed: int, round_num: int, device_id: str) -> Generator:
+    """A device's random numbers in a round; who else takes part does not change them."""
+    return default_rng(SeedSequence(seed, spawn_key=(round_num, _digest(device_id))))
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+class DeviceRngs(Sequence[Generator]):
+    """The generators of a cohort, each made when it is asked for: most algorithms draw nothing."""
+
+    def __init__(self, seed: int, round_num: int, device_ids: Sequence[str]) -> None:
+        self._seed = seed
+        self._round_num = round_num
+        self._device_ids = device_ids
+
+    def __len__(self) -> int:
+        return len(self._device_ids)
+
+    def __getitem__(self, index: Any) -> Any:
+        return device_rng(self._seed, self._round_num, self._device_ids[index])

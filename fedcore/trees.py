@@ -1,0 +1,74 @@
+"""States as named arrays and back, so that they can be kept in an npz file without pickling anything.
+
+A state is a NamedTuple of arrays, scalars and further such tuples. Its leaves are stored under dotted names (`server.Theta`); its classes are
+noted beside them, and on the way back only classes are taken that this process has already imported.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.errors import Misuse
+
+Arrays = dict[str, NDArray[Any]]
+
+STRUCTURE = "structure"
+SCALARS = {"float": float, "int": int, "bool": bool, "str": str}
+
+
+def pack(tree: object) -> Arrays:
+    """The leaves of a state by dotted name, and its structure as JSON text under `structure`."""
+    leaves: Arrays = {}
+    structure = _describe(tree, "", leaves)
+    return {STRUCTURE: np.array(json.dumps(structure)), **leaves}
+
+
+def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """The state that `pack` stored, equal to the bit.
+
+    Raises
+    ------
+    Misuse
+        Where the structure names a class that is not a NamedTuple of a module in use, or a leaf is missing.
+    """
+    try:
+        return _rebuild(json.loads(str(arrays[STRUCTURE])), "", arrays)
+    except (KeyError, ValueError, TypeError):
+        raise Misuse("the file does not hold a state of this version of fedlin: restore it, or start a new run") from None
+
+
+def _describe(tree: object, name: str, leaves: Arrays) -> Any:
+    if tree is None:
+        return None
+    if isinstance(tree, tuple):
+        fields: dict[str, object] = cast("Any", tree)._asdict()
+        parts = {field: _describe(value, f"{name}.{field}" if name else field, leaves) for field, value in fields.items()}
+        return {"class": f"{type(tree).__module__}:{type(tree).__qualname__}", "fields": parts}
+    leaves[name] = np.asarray(tree)
+    kind = type(tree).__name__
+    return kind if kind in SCALARS else "array"
+
+
+def _rebuild(structure: Any, name: str, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    if structure is None:
+        return None
+    if isinstance(structure, dict):
+        described = cast("dict[str, Any]", structure)
+        make = _class(described["class"])
+        return make(**{field: _rebuild(part, f"{name}.{field}" if name else field, arrays) for field, part in described["fields"].items()})
+    array = arrays[name]
+    return SCALARS[structure](array[()]) if structure in SCALARS else array
+
+
+def _class(path: str) -> type[Any]:
+    module, _, qualname = path.partition(":")
+    found = getattr(sys.modules[module], qualname)
+    if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
+        raise ValueError
+    return cast("type[Any]", found)

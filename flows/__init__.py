@@ -1,0 +1,3 @@
+"""Prefect flows and the command line."""
+
+import tasks as tasks  # settles the environment before prefect, mlflow or numpy is imported

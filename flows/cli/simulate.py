@@ -1,0 +1,22 @@
+"""`fedlin simulate`: a fleet with known truth, as a data set."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedcore.data import create_simulated
+from fedcore.simulate import CASES, simulate
+from flows.workspace import Workspace
+
+
+def command(
+    case: Annotated[str, typer.Argument(help=f"One of {', '.join(CASES)}.", show_default=False)],
+    dataset: Annotated[str, typer.Option(help="Name of the new data set.", show_default=False)],
+    seed: Annotated[int, typer.Option(help="Root of all draws.", min=0)] = 0,
+) -> None:
+    """Simulate a fleet of devices and store it as a data set, with noise-free test rows."""
+    created = create_simulated(Workspace.find().datasets, dataset, simulate(case, seed), f"Simulated case {case}, seed {seed}")
+    Console(highlight=False).print(f"data set {dataset}: {len(created.device_ids)} devices of simulated case {case}, seed {seed}")

@@ -1,0 +1,144 @@
+"""The configuration of a run, validated once, here."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from fedcore.algorithm import AnyAlgorithm, algorithm_class
+from fedcore.errors import Misuse
+from fedcore.rounds import Schedule
+
+
+class TrainConfig(BaseModel):
+    """What is trained, how, and on what.
+
+    Attributes
+    ----------
+    dataset
+        Name of a data set.
+    target, target_scaling
+        In place of the contract's own, where given.
+    algorithm
+        Name of an algorithm.
+    options
+        The algorithm's hyper-parameters by name.
+    rounds, seed, participation, quorum
+        See `fedcore.rounds.Schedule`.
+    experiment
+        The MLflow experiment, by default the data set's name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dataset: str = Field(description="Name of a data set.")
+    target: str | None = Field(default=None, description="One of the contract's targets, by default its own.")
+    target_scaling: str | None = Field(default=None, description="none, train or own, in place of the contract's.")
+    algorithm: str = Field(default="hm1", description="Name of an algorithm.")
+    options: dict[str, Any] = Field(default_factory=dict, description="The algorithm's hyper-parameters by name.")
+    rounds: int = Field(default=30, description="The most communication rounds.")
+    seed: int = Field(default=0, description="Root of all random numbers.")
+    participation: float = Field(default=1.0, description="Share of the fleet drawn each round.")
+    quorum: float = Field(default=0.5, description="Share of the drawn devices that must answer.")
+    experiment: str | None = Field(default=None, description="The MLflow experiment, by default the data set's name.")
+
+    def build_algorithm(self) -> AnyAlgorithm:
+        """The algorithm with its options.
+
+        Raises
+        ------
+        Misuse
+            Where it does not exist, has no such option, or the option's value is out of bounds.
+        """
+        kind = algorithm_class(self.algorithm)
+        known = kind.__dataclass_fields__  # pyright: ignore[reportAttributeAccessIssue]
+        for name in self.options:
+            if name not in known:
+                raise Misuse(f"{self.algorithm} has no option {name!r}: choose from {', '.join(known)}")
+        try:
+            return TypeAdapter(kind).validate_python(self.options)
+        except ValidationError as error:
+            raise Misuse(f"{self.algorithm}: {_first(error)}") from None
+
+    def build_schedule(self) -> Schedule:
+        """Rounds, seed, participation and quorum.
+
+        Raises
+        ------
+        Misuse
+            Where one is out of bounds.
+        """
+        return Schedule(rounds=self.rounds, seed=self.seed, participation=self.participation, quorum=self.quorum)
+
+    def resolved(self) -> dict[str, Any]:
+        """The configuration with every default of the algorithm written out."""
+        return self.model_dump() | {"options": asdict(self.build_algorithm())}  # pyright: ignore[reportArgumentType]
+
+
+def read_config(values: Mapping[str, Any], file: Path | None = None) -> TrainConfig:
+    """A configuration from a TOML file and values that override it.
+
+    Parameters
+    ----------
+    values
+        Fields of `TrainConfig`; `options` are merged one by one, None stands for not given.
+    file
+        A TOML file of the same fields.
+
+    Raises
+    ------
+    Misuse
+        Where the file is missing or not TOML, or a field is unknown or of the wrong type.
+    """
+    base = _read_toml(file) if file else {}
+    given = {name: value for name, value in values.items() if value is not None}
+    if isinstance(base.get("options", {}), dict):
+        given["options"] = base.get("options", {}) | given.get("options", {})
+    try:
+        return TrainConfig.model_validate(base | given)
+    except ValidationError as error:
+        raise Misuse(f"configuration{f' {file}' if file else ''}: {_first(error)}") from None
+
+
+def parse_options(pairs: list[str]) -> dict[str, str]:
+    """Options from `name=value` texts.
+
+    Raises
+    ------
+    Misuse
+        Where one is not of that form.
+    """
+    options: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals and value):
+            raise Misuse(f"--set takes name=value, got {pair!r}")
+        options[name] = value
+    return options
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text())
+    except OSError as error:
+        raise Misuse(f"configuration {file} cannot be read ({error.strerror}): give an existing TOML file") from None
+    except ValueError as error:
+        raise Misuse(f"configuration {file} is not TOML ({error}): correct it") from None
+
+
+def _first(error: ValidationError) -> str:
+    """The complaint about the first field, in one line, with the value that a person gave; of a union, what each member asks for."""
+    complaints = error.errors(include_url=False)
+    first = complaints[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, Misuse):
+        return str(cause)
+    field = first["loc"][0]
+    wanted = " or ".join(f"{each['msg'][0].lower()}{each['msg'][1:]}" for each in complaints if each["loc"][0] == field)
+    given = "" if first["type"] == "missing" else f", got {first['input']!r}"
+    return f"{field}: {wanted}{given}"

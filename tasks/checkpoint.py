@@ -1,0 +1,163 @@
+"""A run's folder: its configuration, its ledger, and what it found. This is the truth of a run; the engines' records are copies.
+
+`runs/<run_id>/` holds `config.json` and `manifest.json`, written once before the first round; `checkpoint.npz`, replaced whole after every round;
+`results/`, and last `result.json`, after the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcore.algorithm import Outcome
+from fedcore.data.files import sync_folder, write_durably
+from fedcore.errors import Misuse
+from fedcore.rounds import RoundReport, RunState
+from fedcore.trees import pack, unpack
+
+Record = dict[str, Any]
+"""A round's scalars by name, None where one is not finite, with the ids of its silent devices."""
+
+
+class Checkpoint(NamedTuple):
+    """All that a run needs to go on after any round.
+
+    Attributes
+    ----------
+    state
+        Round numbers, server state, and what was last taken of each device.
+    history
+        One record a round.
+    outcome
+        Set once the run has ended.
+    """
+
+    state: RunState
+    history: tuple[Record, ...]
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run.
+
+    Attributes
+    ----------
+    path
+        `<runs>/<run_id>`.
+    """
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """Name of the folder."""
+        return self.path.name
+
+    @property
+    def results(self) -> Path:
+        """Folder of what the run found."""
+        return self.path / "results"
+
+    @classmethod
+    def create(cls, runs: Path, run_id: str, config: Mapping[str, Any], manifest: Mapping[str, Any]) -> RunFolder:
+        """Make the folder of a new run.
+
+        Raises
+        ------
+        Misuse
+            Where the runs folder cannot be written, or the run exists.
+        """
+        folder = cls(runs / run_id)
+        try:
+            folder.path.mkdir(parents=True)
+            folder.write_json("manifest.json", manifest)
+            folder.write_json("config.json", config)
+        except FileExistsError:
+            raise Misuse(f"there is a run {run_id} already: resume it, or choose another id") from None
+        except OSError as error:
+            raise Misuse(f"the runs folder {runs} cannot be written ({error.strerror}): give it write permission") from None
+        return folder
+
+    @classmethod
+    def open(cls, runs: Path, run_id: str) -> RunFolder:
+        """The folder of a run that was started before.
+
+        Raises
+        ------
+        Misuse
+            Where there is no such run.
+        """
+        folder = cls(runs / run_id)
+        if run_id != folder.path.name or not (folder.path / "config.json").is_file():
+            raise Misuse(f"no run {run_id!r} in {runs}: choose one of its folders")
+        return folder
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """One of the folder's JSON files.
+
+        Raises
+        ------
+        Misuse
+            Where it is missing or damaged.
+        """
+        try:
+            return json.loads((self.path / name).read_text())
+        except (OSError, ValueError):
+            raise Misuse(f"run {self.run_id}: {name} is missing or damaged: restore it, or start a new run") from None
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Replace one of the folder's JSON files, atomically."""
+        write_durably(self.path / name, json.dumps(content, indent=1, allow_nan=False).encode())
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint: the old one or the new one is there, whatever happens."""
+        ledger = {
+            "config": self._config_digest(),
+            "history": checkpoint.history,
+            "outcome": asdict(checkpoint.outcome) if checkpoint.outcome else None,
+        }
+        buffer = io.BytesIO()
+        np.savez(buffer, ledger=np.array(json.dumps(ledger, allow_nan=False)), **pack(checkpoint.state))
+        write_durably(self.path / "checkpoint.npz", buffer.getvalue())
+        sync_folder(self.path)
+
+    def load(self) -> Checkpoint | None:
+        """The last checkpoint, None before the first round's.
+
+        Raises
+        ------
+        Misuse
+            Where it is damaged, or belongs to another configuration.
+        """
+        file = self.path / "checkpoint.npz"
+        if not file.exists():
+            return None
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                ledger = json.loads(str(arrays["ledger"]))
+                state = unpack(arrays)
+        except (OSError, ValueError, KeyError):
+            raise Misuse(f"run {self.run_id}: checkpoint.npz is damaged: restore it, or start a new run") from None
+        if ledger["config"] != self._config_digest():
+            raise Misuse(f"run {self.run_id}: config.json is not the one that the run began with: restore it, or start a new run")
+        outcome = Outcome(**ledger["outcome"]) if ledger["outcome"] else None
+        return Checkpoint(state, tuple(ledger["history"]), outcome)
+
+    def _config_digest(self) -> str:
+        return hashlib.sha256((self.path / "config.json").read_bytes()).hexdigest()
+
+
+def record(report: RoundReport, device_ids: Sequence[str], seconds: float) -> Record:
+    """A round for the ledger, with its wall time in seconds."""
+    finite = {name: value if math.isfinite(value) else None for name, value in report.metrics().items()}
+    silent = [device_ids[k] for k in report.silent]
+    return {"round_num": report.round_num, "phase": report.phase, **finite, "seconds": seconds, "silent": silent}

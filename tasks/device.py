@@ -1,0 +1,220 @@
+"""What is done on a device: each task opens one device's own folder and nothing else.
+
+Rows, compressions and the device's state live in `device=<id>/` below the data set's folder. What leaves a task is a message, or a
+`DeviceFailure` that says where and of what kind, never what the failing code said: such text quotes data. The full traceback is written beside
+the device's state, for whoever may read its rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+import numpy as np
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.tasks import exponential_backoff
+
+from fedcore.algorithm import AnyAlgorithm, FleetSpec
+from fedcore.data import Dataset, DeviceCard
+from fedcore.data.files import write_durably
+from fedcore.errors import DeviceFailure, DeviceRefusal, FedlinError
+from fedcore.messages import Broadcast, Receipt, Reply
+from fedcore.metrics import Score, score
+from fedcore.receipts import Memory, settle
+from fedcore.rounds import device_rng
+from fedcore.rows import DeviceData, Floats
+from fedcore.separate import separate_rival
+from fedcore.trees import pack, unpack
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RETRIES = 2
+
+
+class Station:
+    """What all device tasks of a run share. (A plain class: Prefect looks into tuples and dataclasses for futures, task by task.)
+
+    Attributes
+    ----------
+    run_id
+        The run.
+    dataset
+        The way to the devices' partitions.
+    algorithm, spec, seed
+        What is run.
+    """
+
+    def __init__(self, run_id: str, dataset: Dataset, algorithm: AnyAlgorithm, spec: FleetSpec, seed: int) -> None:
+        self.run_id = run_id
+        self.dataset = dataset
+        self.algorithm = algorithm
+        self.spec = spec
+        self.seed = seed
+
+    def state_folder(self, device_id: str) -> Path:
+        """Where a device keeps its own things, below its partition's folder."""
+        return self.dataset.path / f"device={device_id}" / ".fedlin"
+
+
+class Kept(NamedTuple):
+    """A device's state file: its memory, and the fingerprint of the rows that it was made from."""
+
+    fingerprint: str
+    memory: Memory
+
+
+class DeviceReport(NamedTuple):
+    """What a device tells at the end of a run.
+
+    Attributes
+    ----------
+    device
+        Device id.
+    n_train
+        Number of training rows.
+    theta
+        Its coefficients, shape (d,).
+    test, test_separate
+        Its score on its test rows, and that of the same device on its own with the same local budget.
+    """
+
+    device: str
+    n_train: int
+    theta: Floats
+    test: Score
+    test_separate: Score
+
+
+def examine(station: Station, device_id: str) -> tuple[DeviceCard, Any]:
+    """Read a device's partition and make its initial state, writing nothing.
+
+    Returns
+    -------
+    card, device
+        What may be told of its rows, and the algorithm's device state, which stays here.
+
+    Raises
+    ------
+    DataError, Misuse
+        Where the rows break the contract or an option is unsafe for them.
+    """
+    data, card = station.dataset.loaded(device_id)
+    return card, station.algorithm.init_device(station.spec, data)
+
+
+def _sealed(stage: str) -> Callable[[Callable[Concatenate[Station, str, P], R]], Callable[Concatenate[Station, str, P], R]]:
+    """Let no exception of a device's own leave it: only its kind, and the texts of fedlin's own errors, which hold no values."""
+
+    def decorate(function: Callable[Concatenate[Station, str, P], R]) -> Callable[Concatenate[Station, str, P], R]:
+        @functools.wraps(function)
+        def run(station: Station, device_id: str, *args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(station, device_id, *args, **kwargs)
+            except DeviceFailure as error:
+                failure = type(error)(f"device {device_id}: {error}")
+            except FedlinError as error:
+                failure = DeviceRefusal(f"device {device_id}: {error}")
+            except Exception as error:
+                kept = _keep_traceback(station, device_id)
+                failure = DeviceFailure(f"device {device_id}: {type(error).__name__} in its {stage}; {kept}")
+            # Raised out here the failure has no context, so nothing that formats or pickles it can reach the original.
+            raise failure
+
+        return run
+
+    return decorate
+
+
+def _keep_traceback(station: Station, device_id: str) -> str:
+    name = f"{station.run_id}.error.txt"
+    try:
+        folder = station.state_folder(device_id)
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(traceback.format_exc())
+    except OSError:
+        return "its folder cannot be written, so the details are lost"
+    return f"the details are in its own folder, .fedlin/{name}"
+
+
+def _worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
+    return not isinstance(state.result(raise_on_failure=False), DeviceRefusal)
+
+
+device_task: dict[str, Any] = {
+    "retries": RETRIES,
+    "retry_delay_seconds": exponential_backoff(backoff_factor=1),
+    "retry_jitter_factor": 0.5,
+    "retry_condition_fn": _worth_retrying,
+    # Inputs hold messages and results hold estimates: hashing or storing them would cost more than the step itself.
+    "cache_policy": NO_CACHE,
+    "persist_result": False,
+}
+
+
+@task(name="device-enrol", task_run_name="enrol {device_id}", **device_task)
+@_sealed("enrolment")
+def device_enrol(station: Station, device_id: str) -> DeviceCard:
+    """Check a device's partition, compress its rows, and keep its initial state on the device."""
+    card, device = examine(station, device_id)
+    _keep(station, device_id, Kept(card.sha256, Memory.initial(device)))
+    return card
+
+
+@task(name="device-update", task_run_name="round {broadcast.round_num} {device_id}", **device_task)
+@_sealed("local step")
+def device_update(station: Station, device_id: str, broadcast: Broadcast) -> Reply:
+    """One round on one device: settle the receipt, take the local step, keep the result as pending, and answer."""
+    data, kept, memory = _settled(station, device_id, broadcast.receipt)
+    rng = device_rng(station.seed, broadcast.round_num, device_id)
+    state, up, info = station.algorithm.local_step(broadcast.down, memory.accepted, data, rng)
+    _keep(station, device_id, kept._replace(memory=memory._replace(pending=state, pending_round=broadcast.round_num)))
+    return Reply(up, info)
+
+
+@task(name="device-finalize", task_run_name="finalize {device_id}", **device_task)
+@_sealed("final step")
+def device_finalize(station: Station, device_id: str, broadcast: Broadcast, drawn: Sequence[int]) -> DeviceReport:
+    """A device's result and its scores; `drawn` are the rounds that it was drawn in, for the rival that works alone."""
+    data, kept, memory = _settled(station, device_id, broadcast.receipt)
+    _keep(station, device_id, kept._replace(memory=memory))
+    result = station.algorithm.finalize(broadcast.down, memory.accepted, data)
+    alone = _alone(station, device_id, data, drawn)
+    return DeviceReport(device_id, data.train.n, result.theta, score(result, data.test), alone)
+
+
+def _alone(station: Station, device_id: str, data: DeviceData, drawn: Sequence[int]) -> Score:
+    rival = separate_rival(station.algorithm)
+    down, device = rival.broadcast(rival.init_server(station.spec), 0), rival.init_device(station.spec, data)
+    for round_num in drawn:
+        device, _, _ = rival.local_step(down, device, data, device_rng(station.seed, round_num, device_id))
+    return score(rival.finalize(down, device, data), data.test)
+
+
+def _settled(station: Station, device_id: str, receipt: Receipt | None) -> tuple[DeviceData, Kept, Memory]:
+    data, card = station.dataset.loaded(device_id)
+    kept = _recall(station, device_id)
+    if kept.fingerprint != card.sha256:
+        raise DeviceRefusal("its partition has changed since the run began: start a new run")
+    return data, kept, settle(station.algorithm, kept.memory, receipt)
+
+
+def _keep(station: Station, device_id: str, kept: Kept) -> None:
+    folder = station.state_folder(device_id)
+    folder.mkdir(exist_ok=True)
+    buffer = io.BytesIO()
+    np.savez(buffer, **pack(kept))
+    write_durably(folder / f"{station.run_id}.npz", buffer.getvalue())
+
+
+def _recall(station: Station, device_id: str) -> Kept:
+    try:
+        with np.load(station.state_folder(device_id) / f"{station.run_id}.npz", allow_pickle=False) as arrays:
+            return unpack(arrays)
+    except (OSError, ValueError):
+        raise DeviceRefusal("its state of this run is missing or damaged: restore the device's .fedlin folder, or start a new run") from None

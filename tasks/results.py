@@ -1,0 +1,86 @@
+"""What a run found, as files: estimates, one row a device, and figures."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fedcore.data.files import write_durably
+from fedcore.metrics import a_rmse
+from fedcore.trees import pack
+from tasks.device import DeviceReport
+
+
+def write_results(folder: Path, reports: Sequence[DeviceReport], coefficients: Sequence[str], server: Any) -> None:
+    """Write `theta.npz`, `server.npz` and `devices.parquet`.
+
+    Parameters
+    ----------
+    folder
+        Made where it is missing.
+    reports
+        One a device, sorted by id.
+    coefficients
+        Names of the d design columns.
+    server
+        The algorithm's server state; its arrays are stored by name (`Theta`, `Omega`, ...).
+    """
+    folder.mkdir(exist_ok=True)
+    Theta = np.array([report.theta for report in reports]).T
+    names = np.array(list(coefficients)), np.array([report.device for report in reports])
+    _write_npz(folder / "theta.npz", Theta=Theta, coefficients=names[0], devices=names[1])
+    _write_npz(folder / "server.npz", **pack(server))
+    table = pa.table(
+        {
+            "device": [report.device for report in reports],
+            "n_train": [report.n_train for report in reports],
+            "n_test": [report.test.n for report in reports],
+            "rmse_test": [finite(report.test.rmse) for report in reports],
+            "rmse_separate": [finite(report.test_separate.rmse) for report in reports],
+            "theta": [report.theta.tolist() for report in reports],
+        }
+    )
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    write_durably(folder / "devices.parquet", buffer.getvalue())
+
+
+def figures(reports: Sequence[DeviceReport]) -> dict[str, float | int | None]:
+    """What federation bought, over the devices that have test rows; None where no device has any, or a figure is not finite.
+
+    Returns
+    -------
+    dict
+        `a_rmse` and `a_rmse_separate`; the median and the largest device RMSE of both; how many devices were scored, and how many of them federation
+        made better.
+    """
+    scored = [report for report in reports if report.test.n]
+    ours, alone = [report.test.rmse for report in scored], [report.test_separate.rmse for report in scored]
+    return {
+        "a_rmse": finite(a_rmse(report.test for report in reports)),
+        "a_rmse_separate": finite(a_rmse(report.test_separate for report in reports)),
+        "median_rmse": finite(float(np.median(ours))) if scored else None,
+        "median_rmse_separate": finite(float(np.median(alone))) if scored else None,
+        "worst_rmse": finite(max(ours)) if scored else None,
+        "worst_rmse_separate": finite(max(alone)) if scored else None,
+        "devices_scored": len(scored),
+        "devices_better": sum(one < other for one, other in zip(ours, alone, strict=True)),
+    }
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where it is not finite: JSON has no NaN."""
+    return value if math.isfinite(value) else None
+
+
+def _write_npz(file: Path, **arrays: Any) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    write_durably(file, buffer.getvalue())
