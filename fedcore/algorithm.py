@@ -1,8 +1,8 @@
 """What every algorithm offers to the communication-round loop, and the table of algorithms by name.
 
 An algorithm is a frozen dataclass: its fields are its hyper-parameters and nothing else. What a run knows lives in the
-server state and in each device's state, both NamedTuples of arrays and scalars, so that they can be stored and compared.
-Devices are numbered: device k is the k-th id in sorted order, and its column is Theta[:, k].
+server state and in each device's state, both NamedTuples of arrays and scalars, so that they can be stored and
+compared. Devices are numbered: device k is the k-th id in sorted order, and its column is Theta[:, k].
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
     Raises
     ------
     Misuse
-        From the constructor on a hyper-parameter out of bounds, from `init_device` on one that is unsafe for the device's data.
+        From the constructor on a hyper-parameter out of bounds, from `init_device` on one that is unsafe for the
+        device's data.
     """
 
     def init_server(self, spec: FleetSpec) -> Server:
@@ -119,7 +120,8 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
         return [self.broadcast(server, k) for k in cohort]
 
     def local_step(self, down: Down, device: Device, data: DeviceData, rng: Generator) -> tuple[Device, Up, DeviceInfo]:
-        """One round on a device, on `data.train` only. The new state counts once a receipt says that its update was taken."""
+        """One round on a device, on `data.train` only. The new state counts once a receipt says that its update was
+        taken."""
         ...
 
     def local_steps(

@@ -11,7 +11,8 @@ class FedlinError(Exception):
 
 
 class Misuse(FedlinError, ValueError):
-    """A request that cannot be carried out as it stands: an unknown name, an option out of bounds, a store that is not writable."""
+    """A request that cannot be carried out as it stands: an unknown name, an option out of bounds, a store that is not
+    writable."""
 
 
 class DataError(Misuse):
@@ -26,4 +27,5 @@ class DeviceFailure(FedlinError):
 
 
 class DeviceRefusal(DeviceFailure):
-    """A device will not take part for a reason that trying again does not change: its data break the contract, or an option is unsafe for them."""
+    """A device will not take part for a reason that trying again does not change: its data break the contract, or an
+    option is unsafe for them."""

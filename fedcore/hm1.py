@@ -1,18 +1,19 @@
 """HM1, correlated devices: Theta ~ MN(0, I, Omega), with Omega (K, K) learned on the server.
 
-Objective, at a given Omega: sum_k |y_k - X_k theta_k|^2 / sigma_k^2 + tr(Theta Omega^-1 Theta'). (Jointly in Theta and Omega it has no minimum:
-it falls without bound as both go to zero. So nothing here claims to minimise it jointly.)
+Objective, at a given Omega: sum_k |y_k - X_k theta_k|^2 / sigma_k^2 + tr(Theta Omega^-1 Theta'). (Jointly in Theta and
+Omega it has no minimum: it falls without bound as both go to zero. So nothing here claims to minimise it jointly.)
 
 A round: device k starts at theta_k, takes T local gradient steps to v_k, and is then shrunk towards the prior:
 
-- `explicit`, the paper's step, on the device: theta_k <- v_k - 2 eta c_k, with the aggregate c_k = sum_i theta_i (Omega^-1)_ik that the server sent;
-- `proximal`, on the server: Theta <- V - V (Omega + 2 D)^-1 2 D with D the diagonal of the prior rates. It solves the same step implicitly, agrees with
-  it where that is stable, and has no step size beyond which it blows up.
+- `explicit`, the paper's step, on the device: theta_k <- v_k - 2 eta c_k, with the aggregate c_k = sum_i theta_i
+  (Omega^-1)_ik that the server sent;
+- `proximal`, on the server: Theta <- V - V (Omega + 2 D)^-1 2 D with D the diagonal of the prior rates. It solves the
+  same step implicitly, agrees with it where that is stable, and has no step size beyond which it blows up.
 
 The server then sets Omega <- (1 - alpha) Omega + (alpha / d) Theta' Theta.
 
-The prior rate that is consistent with the objective is T rate sigma_k^2 / n_k for T mean-gradient steps (`calibrated`); the paper ties it to the
-learning rate eta (`tied`), which shrinks far more.
+The prior rate that is consistent with the objective is T rate sigma_k^2 / n_k for T mean-gradient steps (`calibrated`);
+the paper ties it to the learning rate eta (`tied`), which shrinks far more.
 
 Source: Yue, Al Kontar and Estrada Gomez, "Federated Data Analytics: A Study on Linear Models", section 3, Algorithm 1.
 """
@@ -36,7 +37,8 @@ from fedcore.messages import DeviceInfo, Stacked, stacked
 from fedcore.rows import DeviceData, Floats
 
 DEFAULT_FLOOR = 1e-2
-"""Added to Omega's diagonal where it is inverted; without it, devices that are silent for long are shrunk to zero and stay there."""
+"""Added to Omega's diagonal where it is inverted; without it, devices that are silent for long are shrunk to zero and
+stay there."""
 
 
 class Server(NamedTuple):
@@ -81,7 +83,8 @@ ADVICE = {
 
 
 class Down(NamedTuple):
-    """To device k: its coefficients theta_k, shape (d,), and, for the explicit step, its aggregate c_k, shape (d,), else (0,)."""
+    """To device k: its coefficients theta_k, shape (d,), and, for the explicit step, its aggregate c_k, shape (d,),
+    else (0,)."""
 
     theta: Floats
     pull: Floats
@@ -111,12 +114,13 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
     shrinkage
         "proximal", or the paper's "explicit", which can diverge and says so.
     prior_rate
-        Step size of the shrinkage: "calibrated" from the device's own residual variance, "tied" to eta as in the paper, or a number. "default" is
-        calibrated for proximal and tied for explicit.
+        Step size of the shrinkage: "calibrated" from the device's own residual variance, "tied" to eta as in the paper,
+        or a number. "default" is calibrated for proximal and tied for explicit.
     floor
         Added to Omega's diagonal where it is inverted. "default" is 0.01 for proximal and 0 for explicit.
     tolerance
-        The run has converged once Theta's relative change (Frobenius norm) is below this in a round that every device answered.
+        The run has converged once Theta's relative change (Frobenius norm) is below this in a round that every device
+        answered.
     """
 
     alpha: float = 0.1
@@ -211,7 +215,8 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         return V - solved.T * (2.0 * prior_rate)
 
     def _stable(self, Omega: Floats, chosen: NDArray[np.intp], prior_rate: Floats) -> bool:
-        """Whether the explicit step that was just used contracts: Omega - D is positive definite, D the rates of those who took the step.
+        """Whether the explicit step that was just used contracts: Omega - D is positive definite, D the rates of those
+        who took the step.
 
         With one rate for all this says: prior rate / lambda_min(Omega) < 1.
         """
@@ -220,7 +225,8 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         return bool(dpotrf(system.T, overwrite_a=1)[1] == 0)
 
     def _pull(self, Theta: Floats, Omega: Floats) -> Floats:
-        """The aggregates, Theta Omega^-1. Where Omega is singular they are of no use, and `_stable` ends the run if a step takes them."""
+        """The aggregates, Theta Omega^-1. Where Omega is singular they are of no use, and `_stable` ends the run if a
+        step takes them."""
         _, solved, _ = dposv(self._floored(Omega).T, Theta.T, overwrite_a=1)
         return solved.T
 

@@ -1,10 +1,10 @@
 """Linear regression on one device: its compression, its stable rates, and T local gradient steps.
 
-All functions work on m devices at once, with a leading device axis, and never pad: what one device computes does not depend
-on which others share the call.
+All functions work on m devices at once, with a leading device axis, and never pad: what one device computes does not
+depend on which others share the call.
 
-Gradients are means over the rows of a batch: theta <- theta + 2 rate mean_i x_i (y_i - x_i' theta). A step of rate eta along the
-*sum* over b rows is the same step at rate eta b, so that one form serves both conventions.
+Gradients are means over the rows of a batch: theta <- theta + 2 rate mean_i x_i (y_i - x_i' theta). A step of rate eta
+along the *sum* over b rows is the same step at rate eta b, so that one form serves both conventions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcore.errors import Misuse
-from fedcore.rows import DeviceData, Floats, Rows
+from fedcore.rows import Booleans, DeviceData, Floats, Rows
 
 RANK_TOLERANCE = 1e-12
 """Eigenvalues of X'X / n below this share of the largest count as zero: about the rounding of forming X'X."""
@@ -40,15 +40,15 @@ class LocalProblem(NamedTuple):
     n
         Number of training rows.
     noise_variance
-        Residual variance of the device's own least squares, rss / (n - rank). Without residual degrees of freedom y'y / n,
-        the largest value that the rows allow.
+        Residual variance of the device's own least squares, rss / (n - rank). Without residual degrees of freedom y'y /
+        n, the largest value that the rows allow.
     eta
         The learning rate as the user states it.
     rate
         The same for mean gradients: eta, or eta times the batch size where gradients are sums.
     map_matrix, map_offset
-        T full-batch steps as one affine map theta -> map_matrix theta + map_offset, shapes (d, d) and (d,); (0, 0) and (0,) where steps
-        are stochastic.
+        T full-batch steps as one affine map theta -> map_matrix theta + map_offset, shapes (d, d) and (d,); (0, 0) and
+        (0,) where steps are stochastic.
     """
 
     gram: Floats
@@ -162,11 +162,11 @@ class LocalSteps:
             result[members] = estimate
         return result
 
-    def _largest_stable_rates(self, rows: Sequence[Rows], values: Floats, vectors: Floats, kept: Floats) -> Floats:
+    def _largest_stable_rates(self, rows: Sequence[Rows], values: Floats, vectors: Floats, kept: Booleans) -> Floats:
         """Rates below which steps contract, shape (m,), for mean gradients.
 
-        Full batch: 1 / lambda_max(C) with C = X'X / n. Batches of b with replacement contract in mean square below the inverse of the largest
-        eigenvalue of M / b + (1 - 1/b) C^2 relative to C, with M = mean_i |x_i|^2 x_i x_i'.
+        Full batch: 1 / lambda_max(C) with C = X'X / n. Batches of b with replacement contract in mean square below the
+        inverse of the largest eigenvalue of M / b + (1 - 1/b) C^2 relative to C, with M = mean_i |x_i|^2 x_i x_i'.
         """
         if self.batch == "full":
             largest = values[:, -1]
@@ -174,7 +174,7 @@ class LocalSteps:
             largest = np.array([self._noise_curvature(*each) for each in zip(rows, values, vectors, kept, strict=True)])
         return np.where(largest > 0, 1.0 / np.where(largest > 0, largest, 1.0), np.inf)
 
-    def _noise_curvature(self, rows: Rows, values: Floats, vectors: Floats, kept: Floats) -> float:
+    def _noise_curvature(self, rows: Rows, values: Floats, vectors: Floats, kept: Booleans) -> float:
         b = min(int(self.batch), rows.n)
         whitened = (rows.X @ vectors[:, kept]) / np.sqrt(values[kept])
         squares = (rows.X**2).sum(axis=1)
@@ -195,8 +195,8 @@ class LocalSteps:
 def affine_map(values: Floats, vectors: Floats, moment: Floats, rate: Floats, steps: int) -> tuple[Floats, Floats]:
     """`steps` full-batch steps as one map theta -> matrix theta + offset.
 
-    With C = U L U' and q = 1 - 2 rate l, the matrix is U q^T U' and the offset U diag((1 - q^T) / l) U' moment, whose limit for l -> 0
-    is 2 rate T.
+    With C = U L U' and q = 1 - 2 rate l, the matrix is U q^T U' and the offset U diag((1 - q^T) / l) U' moment, whose
+    limit for l -> 0 is 2 rate T.
 
     Parameters
     ----------

@@ -1,16 +1,18 @@
 """What crosses the boundary between device and server, and nothing else does.
 
-A message is a NamedTuple of float arrays, scalars and further such tuples. The messages of a whole cohort can be held as one
-`Stacked`: the same NamedTuple with a leading device axis on every array, which is what batched arithmetic wants, and which
-still reads as a sequence of single messages, which is what a fan-out to devices wants.
+A message is a NamedTuple of float arrays, scalars and further such tuples. The messages of a whole cohort can be held
+as one `Stacked`: the same NamedTuple with a leading device axis on every array, which is what batched arithmetic wants,
+and which still reads as a sequence of single messages, which is what a fan-out to devices wants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import numpy as np
+
+from fedcore.rows import Scalar
 
 M = TypeVar("M", bound=tuple[Any, ...])
 
@@ -37,7 +39,7 @@ class DeviceInfo(NamedTuple):
         Mean squared training error at the estimate that the local steps reached, in squared target units.
     """
 
-    loss: float
+    loss: Scalar
 
 
 class Broadcast(NamedTuple):
@@ -105,31 +107,33 @@ def stacked(messages: Sequence[M]) -> M:
         At least one message, all of one type and shape; the fields of a `Stacked` are returned as they are.
     """
     if isinstance(messages, Stacked):
-        return cast("Stacked[M]", messages).fields
+        return messages.fields
     return _joined(messages)
 
 
 def take(messages: Sequence[M], positions: Sequence[int]) -> Sequence[M]:
     """The messages at these positions, in this order, stacked where they were stacked."""
     if isinstance(messages, Stacked):
-        return cast("Stacked[M]", messages).take(positions)
+        return messages.take(positions)
     return [messages[position] for position in positions]
 
 
 def _mapped(function: Callable[[Any], Any], fields: M) -> M:
-    parts = (_mapped(function, field) if isinstance(field, tuple) else function(field) for field in fields)  # pyright: ignore[reportUnknownArgumentType]
-    return type(fields)(*parts)
+    parts = (_mapped(function, cast("Any", field)) if isinstance(field, tuple) else function(field) for field in fields)
+    return _make(fields, parts)
 
 
 def _split(fields: M, length: int) -> list[M]:
-    make = type(fields)
     if not fields:
-        return [make()] * length
-    columns = (_split(field, length) if isinstance(field, tuple) else field for field in fields)  # pyright: ignore[reportUnknownArgumentType]
-    return [make(*row) for row in zip(*columns, strict=True)]
+        return [fields] * length
+    columns: list[Any] = [_split(cast("Any", field), length) if isinstance(field, tuple) else field for field in fields]
+    return [_make(fields, row) for row in zip(*columns, strict=True)]
 
 
 def _joined(messages: Sequence[M]) -> M:
-    columns = zip(*messages, strict=True)
-    parts = (_joined(column) if isinstance(column[0], tuple) else np.array(column) for column in columns)
-    return type(messages[0])(*parts)
+    columns: Iterator[tuple[Any, ...]] = zip(*messages, strict=True)
+    return _make(messages[0], (_joined(column) if isinstance(column[0], tuple) else np.array(column) for column in columns))
+
+
+def _make(like: M, fields: Iterable[Any]) -> M:
+    return cast("Any", type(like))(*fields)

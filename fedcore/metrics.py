@@ -39,7 +39,8 @@ def score(result: DeviceResult, rows: Rows) -> Score:
 
 
 def a_rmse(scores: Iterable[Score]) -> float:
-    """A-RMSE, the mean over devices of their root mean squared errors (paper, section 5); devices without rows are left out.
+    """A-RMSE, the mean over devices of their root mean squared errors (paper, section 5); devices without rows are left
+    out.
 
     Returns
     -------

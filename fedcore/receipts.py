@@ -1,8 +1,8 @@
 """What a device remembers between rounds, so that it and the server never drift apart.
 
-A device keeps its accepted state and the result of its last round, which is only pending: the server may never have received it. The next
-broadcast carries a receipt, and only then does the state move. A round that is repeated, after a lost message or a crash, starts from the same
-accepted state and gives the same result.
+A device keeps its accepted state and the result of its last round, which is only pending: the server may never have
+received it. The next broadcast carries a receipt, and only then does the state move. A round that is repeated, after a
+lost message or a crash, starts from the same accepted state and gives the same result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Memory(NamedTuple):
 
 
 def settle(algorithm: AnyAlgorithm, memory: Memory, receipt: Receipt | None) -> Memory:
-    """The memory once the device has read a receipt: the pending result is accepted, by the fraction that was applied, or dropped.
+    """The memory once the device has read a receipt: the pending result is accepted, by the fraction that was applied,
+    or dropped.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """The communication-round loop, and which devices and random numbers a round uses.
 
-The loop is a generator and does no work of its own: a `Backend` carries broadcasts to devices and answers back, in this process or through an
-orchestrator, and the caller stores what each `RoundReport` says before it asks for the next.
+The loop is a generator and does no work of its own: a `Backend` carries broadcasts to devices and answers back, in this
+process or through an orchestrator, and the caller stores what each `RoundReport` says before it asks for the next.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, overload
 
 import numpy as np
 from numpy.random import Generator, SeedSequence, default_rng
@@ -65,7 +65,8 @@ class RunState(NamedTuple):
     server
         The algorithm's server state.
     taken_round, taken_fraction
-        Per device, shape (K,): the last round whose update was taken (0 for none), and the fraction of it that was applied.
+        Per device, shape (K,): the last round whose update was taken (0 for none), and the fraction of it that was
+        applied.
     """
 
     round_num: int
@@ -233,8 +234,8 @@ def _quorum_lost(round_num: int, answered: int, drawn: int, quorum: float) -> Ou
 def draw_cohort(device_ids: Sequence[str], schedule: Schedule, round_num: int) -> Sequence[int]:
     """The devices of a round, ascending.
 
-    Each device draws a number of its own from (seed, round, id), and the smallest take part, so that a device that joins the fleet
-    displaces at most one other.
+    Each device draws a number of its own from (seed, round, id), and the smallest take part, so that a device that
+    joins the fleet displaces at most one other.
     """
     K = len(device_ids)
     if schedule.participation == 1:
@@ -263,5 +264,11 @@ class DeviceRngs(Sequence[Generator]):
     def __len__(self) -> int:
         return len(self._device_ids)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Generator: ...
+    @overload
+    def __getitem__(self, index: slice) -> DeviceRngs: ...
+    def __getitem__(self, index: int | slice) -> Generator | DeviceRngs:
+        if isinstance(index, slice):
+            return DeviceRngs(self._seed, self._round_num, self._device_ids[index])
         return device_rng(self._seed, self._round_num, self._device_ids[index])

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from fedcore.errors import DataError
 
 Floats = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
+Scalar = float | Floats
+"""One number; where it stands for m devices, one each, shape (m,)."""
 
 
 class Rows(NamedTuple):

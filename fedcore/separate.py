@@ -2,7 +2,8 @@
 
 Objective: min |y_k - X_k theta_k|^2 on each device alone, from theta_k = 0 by T gradient steps a round.
 
-Source: the baseline of Yue, Al Kontar and Estrada Gomez, "Federated Data Analytics: A Study on Linear Models", sections 5 and 6.
+Source: the baseline of Yue, Al Kontar and Estrada Gomez, "Federated Data Analytics: A Study on Linear Models", sections
+5 and 6.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ def _two_devices(K: int, rng: Generator) -> Floats:
 
 
 def _random_positive_definite(K: int, rng: Generator) -> Floats:
-    """Eigenvalues uniform on (1, 10), eigenvectors the Householder reflection of one uniform vector (the default of R's clusterGeneration)."""
+    """Eigenvalues uniform on (1, 10), eigenvectors the Householder reflection of one uniform vector (the default of R's
+    clusterGeneration)."""
     eigenvalues = rng.uniform(1.0, 10.0, K)
     vectors = np.linalg.qr(rng.uniform(0.0, 1.0, (K, 1)), mode="complete")[0]
     return (vectors * eigenvalues) @ vectors.T

@@ -1,11 +1,13 @@
 """States as named arrays and back, so that they can be kept in an npz file without pickling anything.
 
-A state is a NamedTuple of arrays, scalars and further such tuples. Its leaves are stored under dotted names (`server.Theta`); its classes are
-noted beside them, and on the way back only classes are taken that this process has already imported.
+A state is a NamedTuple of arrays, scalars and further such tuples. Its leaves are stored under dotted names
+(`server.Theta`); its classes are noted beside them, and on the way back only classes are taken that this process has
+already imported.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Mapping
@@ -20,6 +22,13 @@ Arrays = dict[str, NDArray[Any]]
 
 STRUCTURE = "structure"
 SCALARS = {"float": float, "int": int, "bool": bool, "str": str}
+
+
+def npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Named arrays as the bytes of an npz file."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **cast("Any", arrays))
+    return buffer.getvalue()
 
 
 def pack(tree: object) -> Arrays:
@@ -49,7 +58,8 @@ def _describe(tree: object, name: str, leaves: Arrays) -> Any:
     if isinstance(tree, tuple):
         fields: dict[str, object] = cast("Any", tree)._asdict()
         parts = {field: _describe(value, f"{name}.{field}" if name else field, leaves) for field, value in fields.items()}
-        return {"class": f"{type(tree).__module__}:{type(tree).__qualname__}", "fields": parts}
+        made: type[object] = type(cast("object", tree))
+        return {"class": f"{made.__module__}:{made.__qualname__}", "fields": parts}
     leaves[name] = np.asarray(tree)
     kind = type(tree).__name__
     return kind if kind in SCALARS else "array"
@@ -68,7 +78,7 @@ def _rebuild(structure: Any, name: str, arrays: Mapping[str, NDArray[Any]]) -> A
 
 def _class(path: str) -> type[Any]:
     module, _, qualname = path.partition(":")
-    found = getattr(sys.modules[module], qualname)
-    if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
+    found: Any = getattr(sys.modules[module], qualname)
+    if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(cast("object", found), "_fields")):
         raise ValueError
     return cast("type[Any]", found)

@@ -132,7 +132,8 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 
 def _first(error: ValidationError) -> str:
-    """The complaint about the first field, in one line, with the value that a person gave; of a union, what each member asks for."""
+    """The complaint about the first field, in one line, with the value that a person gave; of a union, what each member
+    asks for."""
     complaints = error.errors(include_url=False)
     first = complaints[0]
     cause = first.get("ctx", {}).get("error")

@@ -7,6 +7,7 @@ closes and the server ends itself. So no server outlives its run, on any system,
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -18,7 +19,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import tasks  # noqa: F401  # isort: skip  (settles the environment, which prefect reads on import)
@@ -39,6 +39,7 @@ SERVER_DEFAULTS = {
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
     "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "500",
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
 }
 
 
@@ -201,18 +202,18 @@ def _serve() -> None:
     from prefect.server.api.server import create_app
     from prefect.server.utilities.messaging import memory
 
-    memory.Subscription.deliver = _deliver
+    class Subscription(memory.Subscription):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self._queue = asyncio.Queue()
+
+    memory.Subscription = Subscription
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe after the port
     # An ephemeral app records events and task runs, and does without UI, schedules and triggers: nobody would use them here.
     app = create_app(ephemeral=True, final=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[listener])
-
-
-async def _deliver(subscription: Any, message: Any) -> None:
-    """Queue an event, and wait while the queue is full: Prefect's own method drops it then, and with it the end of a task run."""
-    await subscription._queue.put(message)
 
 
 def _end_with_parent() -> None:

@@ -1,4 +1,5 @@
-"""What a person sees of a run while it goes on: a live bar on a terminal, a line a round elsewhere, always on standard error."""
+"""What a person sees of a run while it goes on: a live bar on a terminal, a line a round elsewhere, always on standard
+error."""
 
 from __future__ import annotations
 

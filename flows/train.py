@@ -12,9 +12,10 @@ from statistics import median
 from typing import Any
 
 from prefect import flow, unmapped
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture
-from prefect.states import Completed, Failed, State
+from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec
@@ -225,5 +226,6 @@ def _tags(workspace: Workspace, folder: RunFolder) -> dict[str, str]:
 
 def _flow_run_id() -> str:
     context = FlowRunContext.get()
-    assert context is not None and context.flow_run is not None
+    assert context is not None
+    assert context.flow_run is not None
     return str(context.flow_run.id)

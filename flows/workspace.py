@@ -21,7 +21,8 @@ class Workspace:
 
     @classmethod
     def find(cls) -> Workspace:
-        """The folder that `FEDLIN_HOME` names; else the nearest folder from here upwards that has `datasets/`; else the current one."""
+        """The folder that `FEDLIN_HOME` names; else the nearest folder from here upwards that has `datasets/`; else the
+        current one."""
         if home := os.environ.get("FEDLIN_HOME"):
             return cls(Path(home).resolve())
         here = Path.cwd()

@@ -11,7 +11,8 @@ DEFAULTS = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # Nothing is told to the makers of the engines unless the user wants it: Prefect's server, then its client, then MLflow.
+    # Nothing is told to the makers of the engines unless the user wants it: Prefect's server, then its client, then
+    # MLflow.
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -22,7 +23,8 @@ DEFAULTS = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # A tracking server that is away must not hold up a round: MLflow's own defaults (7 retries, 120 s each) wait for minutes.
+    # A tracking server that is away must not hold up a round: MLflow's own defaults (7 retries, 120 s each) wait for
+    # minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }

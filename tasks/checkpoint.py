@@ -1,13 +1,13 @@
-"""A run's folder: its configuration, its ledger, and what it found. This is the truth of a run; the engines' records are copies.
+"""A run's folder: its configuration, its ledger, and what it found. This is the truth of a run; the engines' records
+are copies.
 
-`runs/<run_id>/` holds `config.json` and `manifest.json`, written once before the first round; `checkpoint.npz`, replaced whole after every round;
-`results/`, and last `result.json`, after the end.
+`runs/<run_id>/` holds `config.json` and `manifest.json`, written once before the first round; `checkpoint.npz`,
+replaced whole after every round; `results/`, and last `result.json`, after the end.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from fedcore.algorithm import Outcome
 from fedcore.data.files import sync_folder, write_durably
 from fedcore.errors import Misuse
 from fedcore.rounds import RoundReport, RunState
-from fedcore.trees import pack, unpack
+from fedcore.trees import npz, pack, unpack
 
 Record = dict[str, Any]
 """A round's scalars by name, None where one is not finite, with the ids of its silent devices."""
@@ -125,9 +125,8 @@ class RunFolder:
             "history": checkpoint.history,
             "outcome": asdict(checkpoint.outcome) if checkpoint.outcome else None,
         }
-        buffer = io.BytesIO()
-        np.savez(buffer, ledger=np.array(json.dumps(ledger, allow_nan=False)), **pack(checkpoint.state))
-        write_durably(self.path / "checkpoint.npz", buffer.getvalue())
+        arrays = {"ledger": np.array(json.dumps(ledger, allow_nan=False)), **pack(checkpoint.state)}
+        write_durably(self.path / "checkpoint.npz", npz(arrays))
         sync_folder(self.path)
 
     def load(self) -> Checkpoint | None:

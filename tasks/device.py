@@ -1,14 +1,13 @@
 """What is done on a device: each task opens one device's own folder and nothing else.
 
-Rows, compressions and the device's state live in `device=<id>/` below the data set's folder. What leaves a task is a message, or a
-`DeviceFailure` that says where and of what kind, never what the failing code said: such text quotes data. The full traceback is written beside
-the device's state, for whoever may read its rows.
+Rows, compressions and the device's state live in `device=<id>/` below the data set's folder. What leaves a task is a
+message, or a `DeviceFailure` that says where and of what kind, never what the failing code said: such text quotes data.
+The full traceback is written beside the device's state, for whoever may read its rows.
 """
 
 from __future__ import annotations
 
 import functools
-import io
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from fedcore.receipts import Memory, settle
 from fedcore.rounds import device_rng
 from fedcore.rows import DeviceData, Floats
 from fedcore.separate import separate_rival
-from fedcore.trees import pack, unpack
+from fedcore.trees import npz, pack, unpack
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,7 +37,8 @@ RETRIES = 2
 
 
 class Station:
-    """What all device tasks of a run share. (A plain class: Prefect looks into tuples and dataclasses for futures, task by task.)
+    """What all device tasks of a run share. (A plain class: Prefect looks into tuples and dataclasses for futures, task
+    by task.)
 
     Attributes
     ----------
@@ -109,7 +109,8 @@ def examine(station: Station, device_id: str) -> tuple[DeviceCard, Any]:
 
 
 def _sealed(stage: str) -> Callable[[Callable[Concatenate[Station, str, P], R]], Callable[Concatenate[Station, str, P], R]]:
-    """Let no exception of a device's own leave it: only its kind, and the texts of fedlin's own errors, which hold no values."""
+    """Let no exception of a device's own leave it: only its kind, and the texts of fedlin's own errors, which hold no
+    values."""
 
     def decorate(function: Callable[Concatenate[Station, str, P], R]) -> Callable[Concatenate[Station, str, P], R]:
         @functools.wraps(function)
@@ -207,9 +208,7 @@ def _settled(station: Station, device_id: str, receipt: Receipt | None) -> tuple
 def _keep(station: Station, device_id: str, kept: Kept) -> None:
     folder = station.state_folder(device_id)
     folder.mkdir(exist_ok=True)
-    buffer = io.BytesIO()
-    np.savez(buffer, **pack(kept))
-    write_durably(folder / f"{station.run_id}.npz", buffer.getvalue())
+    write_durably(folder / f"{station.run_id}.npz", npz(pack(kept)))
 
 
 def _recall(station: Station, device_id: str) -> Kept:
@@ -217,4 +216,5 @@ def _recall(station: Station, device_id: str) -> Kept:
         with np.load(station.state_folder(device_id) / f"{station.run_id}.npz", allow_pickle=False) as arrays:
             return unpack(arrays)
     except (OSError, ValueError):
-        raise DeviceRefusal("its state of this run is missing or damaged: restore the device's .fedlin folder, or start a new run") from None
+        refusal = "its state of this run is missing or damaged: restore the device's .fedlin folder, or start a new run"
+        raise DeviceRefusal(refusal) from None

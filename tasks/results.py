@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from fedcore.data.files import write_durably
 from fedcore.metrics import a_rmse
-from fedcore.trees import pack
+from fedcore.trees import npz, pack
 from tasks.device import DeviceReport
 
 
@@ -34,9 +34,9 @@ def write_results(folder: Path, reports: Sequence[DeviceReport], coefficients: S
     """
     folder.mkdir(exist_ok=True)
     Theta = np.array([report.theta for report in reports]).T
-    names = np.array(list(coefficients)), np.array([report.device for report in reports])
-    _write_npz(folder / "theta.npz", Theta=Theta, coefficients=names[0], devices=names[1])
-    _write_npz(folder / "server.npz", **pack(server))
+    estimates = {"Theta": Theta, "coefficients": np.array(list(coefficients)), "devices": np.array([report.device for report in reports])}
+    write_durably(folder / "theta.npz", npz(estimates))
+    write_durably(folder / "server.npz", npz(pack(server)))
     table = pa.table(
         {
             "device": [report.device for report in reports],
@@ -53,13 +53,14 @@ def write_results(folder: Path, reports: Sequence[DeviceReport], coefficients: S
 
 
 def figures(reports: Sequence[DeviceReport]) -> dict[str, float | int | None]:
-    """What federation bought, over the devices that have test rows; None where no device has any, or a figure is not finite.
+    """What federation bought, over the devices that have test rows; None where no device has any, or a figure is not
+    finite.
 
     Returns
     -------
     dict
-        `a_rmse` and `a_rmse_separate`; the median and the largest device RMSE of both; how many devices were scored, and how many of them federation
-        made better.
+        `a_rmse` and `a_rmse_separate`; the median and the largest device RMSE of both; how many devices were scored,
+        and how many of them federation made better.
     """
     scored = [report for report in reports if report.test.n]
     ours, alone = [report.test.rmse for report in scored], [report.test_separate.rmse for report in scored]
@@ -78,9 +79,3 @@ def figures(reports: Sequence[DeviceReport]) -> dict[str, float | int | None]:
 def finite(value: float) -> float | None:
     """The value, or None where it is not finite: JSON has no NaN."""
     return value if math.isfinite(value) else None
-
-
-def _write_npz(file: Path, **arrays: Any) -> None:
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    write_durably(file, buffer.getvalue())

@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
+
+
+def is_file(path: Path) -> bool:
+    """Whether `path` is a file as far as we may look; a closed folder on the way is a no, not an exception."""
+    with suppress(OSError):
+        return path.is_file()
+    return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether `path` is a folder as far as we may look."""
+    with suppress(OSError):
+        return path.is_dir()
+    return False
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import polars as pl
 
 from fedcore.data.checks import listed
 from fedcore.data.contract import CONTRACT_FILE, Column, ColumnType, Contract, SourceFile, parse_contract, read_contract
+from fedcore.data.files import is_file
 from fedcore.data.names import checked_dataset_name
 from fedcore.data.sources import read_source
 from fedcore.data.store import Dataset, create_dataset
@@ -41,7 +41,7 @@ def import_file(root: Path, file: Path, name: str, *, device: str | None = None,
         Where file and contract disagree, or a device breaks the contract; nothing is written then.
     """
     folder = root / checked_dataset_name(name)
-    if os.path.isfile(folder / CONTRACT_FILE):
+    if is_file(folder / CONTRACT_FILE):
         contract = read_contract(folder)
         for option, asked, declared in (("device", device, contract.device), ("target", target, contract.target)):
             if asked not in (None, declared):

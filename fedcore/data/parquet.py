@@ -55,8 +55,8 @@ def _table(raw: bytes) -> pa.Table | None:
     with suppress(Exception):
         table = pq.ParquetFile(pa.BufferReader(raw), page_checksum_verification=True).read(use_threads=False)
         table.validate(full=True)
-        # Names are decoded late, and may be no UTF-8.
-        return table if table.column_names else None
+        # Only columns and names go on: metadata may be no UTF-8, and polars panics on that.
+        return pa.Table.from_arrays(table.columns, names=table.column_names) if table.num_columns else None
     return None
 
 

@@ -25,7 +25,12 @@ def create_simulated(root: Path, name: str, fleet: Fleet, description: str) -> D
     features = [f"x{i + 1}" for i in range(d)]
     columns = {column: Column(type="float64") for column in (*features, "y")} | {"part": Column(type="string")}
     contract = Contract(
-        description=description, device="device", target="y", features=features, columns=columns, split=ColumnSplit(kind="column", column="part")
+        description=description,
+        device="device",
+        target="y",
+        features=features,
+        columns=columns,
+        split=ColumnSplit(kind="column", column="part"),
     )
     return create_dataset(root, name, contract, _frames(fleet, features))
 

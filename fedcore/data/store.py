@@ -20,7 +20,7 @@ import polars as pl
 from fedcore.data.checks import checked_frame
 from fedcore.data.contract import CONTRACT_FILE, Contract, TargetScaling, read_contract, write_contract
 from fedcore.data.design import prepare
-from fedcore.data.files import sync_folder, write_durably
+from fedcore.data.files import is_file, is_folder, sync_folder, write_durably
 from fedcore.data.names import checked_dataset_name, checked_device_id, checked_distinct
 from fedcore.data.parquet import decode, encode
 from fedcore.errors import DataError, Misuse
@@ -110,10 +110,10 @@ class Dataset:
 
 def list_datasets(root: Path) -> tuple[str, ...]:
     """Names of the folders below `root` that hold a contract, sorted, whether their partitions have arrived or not."""
-    if not os.path.isdir(root):
+    if not is_folder(root):
         return ()
     names = [entry.name for entry in _entries(root, root.name) if not entry.name.startswith(".")]
-    return tuple(sorted(name for name in names if os.path.isfile(root / name / CONTRACT_FILE)))
+    return tuple(sorted(name for name in names if is_file(root / name / CONTRACT_FILE)))
 
 
 def open_dataset(root: Path, name: str, *, target: str | None = None, target_scaling: str | None = None) -> Dataset:
@@ -138,7 +138,7 @@ def open_dataset(root: Path, name: str, *, target: str | None = None, target_sca
         On a contract that is wrong, or device folders with unsafe or ambiguous ids.
     """
     path = root / checked_dataset_name(name)
-    if not os.path.isfile(path / CONTRACT_FILE):
+    if not is_file(path / CONTRACT_FILE):
         known = ", ".join(list_datasets(root)) or "none yet"
         raise Misuse(f"no data set {name!r} with a {CONTRACT_FILE}: choose one of those there ({known}), or import it first")
     contract = read_contract(path)
@@ -175,9 +175,9 @@ def create_dataset(root: Path, name: str, contract: Contract, frames: Iterable[t
         Where a device breaks the contract, its id is unsafe or comes twice, or there is no device at all.
     """
     path = root / checked_dataset_name(name)
-    if os.path.isdir(path) and _device_ids(path):
+    if is_folder(path) and _device_ids(path):
         raise Misuse(f"data set {name!r} has partitions already: choose another name, or remove its device folders first")
-    if os.path.isfile(path / CONTRACT_FILE) and read_contract(path) != contract:
+    if is_file(path / CONTRACT_FILE) and read_contract(path) != contract:
         raise Misuse(f"data set {name!r} has another contract already: use that one, or choose another name")
     staging = root / f".{name}.{secrets.token_hex(4)}.tmp"
     try:
@@ -236,7 +236,7 @@ def _device_ids(folder: Path) -> tuple[str, ...]:
 def _partition_files(folder: Path, device_id: str) -> list[str]:
     """The device's files, by name, as paths below the data set's folder."""
     partition = f"{_PREFIX}{checked_device_id(device_id)}"
-    if not os.path.isdir(folder / partition):
+    if not is_folder(folder / partition):
         raise Misuse(f"data set {folder.name!r} has no device {device_id!r}: choose one of its device= folders")
     _stay_inside(folder, partition)
     names = sorted(entry.name for entry in _entries(folder / partition, partition))

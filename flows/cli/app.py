@@ -1,7 +1,7 @@
 """`fedlin`: the command line.
 
-Exit status 0 for a usable result, 2 for misuse (one line on standard error says what was wrong), 3 for a run that ended without a usable result
-(`diverged`, `quorum_lost`), 130 when interrupted.
+Exit status 0 for a usable result, 2 for misuse (one line on standard error says what was wrong), 3 for a run that ended
+without a usable result (`diverged`, `quorum_lost`), 130 when interrupted.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ def _run(settings: TrainConfig | None, resume: str | None) -> dict[str, Any]:
         counts = server.drain(result["flow_run_id"], result["task_runs"])
     result["task_runs_recorded"] = finished(counts)
     if finished(counts) != result["task_runs"]:
-        typer.echo(f"fedlin: note: Prefect recorded {counts} of {result['task_runs']} task runs; the run's own ledger is complete", err=True)
+        total = result["task_runs"]
+        typer.echo(f"fedlin: note: Prefect recorded {counts} of {total} task runs; the run's own ledger is complete", err=True)
     return result
 
 
@@ -106,7 +107,8 @@ def _preflight(settings: TrainConfig) -> None:
     Raises
     ------
     Misuse
-        Where a setting is wrong, a device's rows break the contract or do not suit an option, or a folder cannot be written.
+        Where a setting is wrong, a device's rows break the contract or do not suit an option, or a folder cannot be
+        written.
     """
     workspace = Workspace.find()
     settings.build_schedule()

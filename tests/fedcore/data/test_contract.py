@@ -95,7 +95,7 @@ def test_a_file_that_is_no_contract_is_refused(tmp_path: Path, content: bytes | 
     folder.mkdir()
     if content is not None:
         (folder / "dataset.toml").write_bytes(content)
-    with pytest.raises(DataError, match=f"^demo/dataset.toml: {message}") as caught:
+    with pytest.raises(DataError, match=rf"^demo/dataset.toml: {message}") as caught:
         read_contract(folder)
     assert len(str(caught.value).splitlines()) == 1
     assert caught.value.__context__ is None

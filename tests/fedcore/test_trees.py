@@ -1,0 +1,60 @@
+"""States survive storage to the bit, and nothing else comes out of it."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from fedcore import Misuse
+from fedcore.testing import equal
+from fedcore.trees import STRUCTURE, npz, pack, unpack
+
+
+class Leaf(NamedTuple):
+    array: np.ndarray
+    nothing: None = None
+
+
+class Tree(NamedTuple):
+    number: float
+    count: int
+    flag: bool
+    word: str
+    leaf: Leaf
+
+
+arrays = npst.arrays(st.sampled_from([np.float64, np.int64]), npst.array_shapes(min_dims=0, max_dims=3, min_side=0))
+
+
+@given(st.floats(), st.integers(-(2**62), 2**62), st.booleans(), st.text("abc é"), arrays)
+def test_round_trip(number: float, count: int, flag: bool, word: str, array: np.ndarray) -> None:
+    tree = Tree(number, count, flag, word, Leaf(array))
+    with np.load(io.BytesIO(npz(pack(tree))), allow_pickle=False) as stored:
+        back = unpack(stored)
+    assert equal(back, tree)
+    assert [type(part) for part in back] == [float, int, bool, str, Leaf]
+
+
+def test_leaves_have_dotted_names() -> None:
+    assert set(pack(Tree(1.0, 2, True, "x", Leaf(np.ones(2))))) == {STRUCTURE, "number", "count", "flag", "word", "leaf.array"}
+
+
+@pytest.mark.parametrize("path", ["os:system", "pathlib:Path", "no.such.module:X", "nonsense"])
+def test_only_states_are_rebuilt(path: str) -> None:
+    stored: dict[str, Any] = {STRUCTURE: np.array(json.dumps({"class": path, "fields": {}}))}
+    with pytest.raises(Misuse, match="does not hold a state"):
+        unpack(stored)
+
+
+def test_a_missing_leaf_is_named_misuse() -> None:
+    stored = pack(Leaf(np.ones(2)))
+    del stored["array"]
+    with pytest.raises(Misuse, match="does not hold a state"):
+        unpack(stored)
