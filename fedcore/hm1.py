@@ -197,7 +197,8 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
             return self._failed(server, Failure.UNSTABLE_STEP)
         d, K = Theta.shape
         scaled = np.sqrt(self.alpha / d) * Theta
-        Omega = (1.0 - self.alpha) * server.Omega + scaled.T @ scaled
+        Omega = scaled.T @ scaled
+        Omega += (1.0 - self.alpha) * server.Omega
         pull = server.pull if self._proximal else self._pull(Theta, Omega)
         change = float(np.linalg.norm(Theta - server.Theta) / max(np.linalg.norm(Theta), np.finfo(float).tiny))
         settled = change if len(chosen) == K else np.inf

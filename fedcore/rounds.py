@@ -217,9 +217,9 @@ def rounds(algorithm: AnyAlgorithm, spec: FleetSpec, backend: Backend, schedule:
 
 
 def _advanced(state: RunState, server: Any, answered: Sequence[int], fraction: float, *, main: bool) -> RunState:
-    taken_round, taken_fraction = state.taken_round.copy(), state.taken_fraction.copy()
-    taken_round[list(answered)] = state.round_num + 1
-    taken_fraction[list(answered)] = fraction
+    taken_round, taken_fraction, devices = state.taken_round.copy(), state.taken_fraction.copy(), np.asarray(answered)
+    taken_round[devices] = state.round_num + 1
+    taken_fraction[devices] = fraction
     return RunState(state.round_num + 1, state.main_rounds + main, server, taken_round, taken_fraction)
 
 

@@ -56,7 +56,9 @@ def small_fleet(rows: tuple[int, ...] = (12, 7, 30), d: int = 3, seed: int = 0) 
 def equal(one: Any, other: Any) -> bool:
     """Whether two states or messages are equal to the last bit."""
     mine, theirs = pack(one), pack(other)
-    return mine.keys() == theirs.keys() and all(np.array_equal(mine[name], theirs[name], equal_nan=mine[name].dtype.kind == "f") for name in mine)
+    return mine.keys() == theirs.keys() and all(
+        np.array_equal(mine[name], theirs[name], equal_nan=mine[name].dtype.kind == "f") for name in mine
+    )
 
 
 def _setting(algorithm: AnyAlgorithm, fleet: dict[str, DeviceData]) -> tuple[FleetSpec, list[DeviceData], InProcess]:
@@ -74,7 +76,9 @@ def _check_steps(algorithm: AnyAlgorithm, fleet: dict[str, DeviceData]) -> None:
     before = [pack(device) for device in devices]
     states, ups, infos = algorithm.local_steps(downs, devices, datas, DeviceRngs(0, 1, spec.device_ids))
     after = [pack(device) for device in devices]
-    assert all(np.array_equal(one[name], other[name]) for one, other in zip(before, after, strict=True) for name in one), "a step changed its input"
+    assert all(np.array_equal(one[name], other[name]) for one, other in zip(before, after, strict=True) for name in one), (
+        "a step changed its input"
+    )
     for k, data in enumerate(datas):
         assert equal(devices[k], algorithm.init_device(spec, data)), "init_devices differs from init_device"
         assert equal(downs[k], algorithm.broadcast(server, k)), "broadcasts differs from broadcast"

@@ -16,9 +16,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import tasks  # noqa: F401  # isort: skip  (settles the environment, which prefect reads on import)
@@ -34,11 +35,15 @@ POLL = 0.5
 STOP_LIMIT = 15.0
 EVENTS_LIMIT = 60.0
 
+# What a private server does differently from Prefect's defaults, where the user has not set the variable.
 SERVER_DEFAULTS = {
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+    # The recorder writes each change of a task run in a transaction of its own, and lags by minutes; in batches it keeps up.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "500",
+    # Nobody reads the events themselves here, nor waits for one: without their rows the database takes less than half the room,
+    # and nothing else competes for SQLite's one writer. The records of flow and task runs do not need them.
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "false",
 }
 
@@ -100,6 +105,30 @@ class Orchestrator:
         dict of str to int
             What is recorded then, as `recorded` counts it; complete if all are terminal and add up to `expected`.
         """
+        return self._await(flow_run_id, lambda counts: finished(counts) == sum(counts.values()) >= expected, patience)
+
+    def pace(self, flow_run_id: UUID | str, made: int, *, backlog: int = 2000, patience: float = 60) -> None:
+        """Hold a flow up, between two rounds, while Prefect is too far behind with recording its task runs.
+
+        Tasks of a few milliseconds are made faster than they are recorded. What is not recorded yet waits in the memory of this
+        process and of the server: without a bound in a private one, and up to 10,000 events, three a task run, in a user's own
+        server, which drops what comes on top.
+
+        Parameters
+        ----------
+        flow_run_id
+            The flow run.
+        made
+            Number of task runs that the flow run has made so far.
+        backlog
+            Number of task runs that may lack a recorded end when this returns.
+        patience
+            Longest time without any progress, in seconds, before going on all the same.
+        """
+        if made > backlog:
+            self._await(flow_run_id, lambda counts: finished(counts) >= made - backlog, patience)
+
+    def _await(self, flow_run_id: UUID | str, reached: Callable[[dict[str, int]], bool], patience: float) -> dict[str, int]:
         counts: dict[str, int] = {}
         progress = time.monotonic()
         while time.monotonic() - progress < patience:
@@ -107,7 +136,7 @@ class Orchestrator:
                 latest = self.recorded(flow_run_id)
                 if latest != counts:
                     counts, progress = latest, time.monotonic()
-            if finished(counts) == sum(counts.values()) >= expected:
+            if reached(counts):
                 break
             time.sleep(POLL)
         return counts
@@ -202,21 +231,31 @@ def _serve() -> None:
     from prefect.server.api.server import create_app
     from prefect.server.utilities.messaging import memory
 
-    class Subscription(memory.Subscription):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self._queue = asyncio.Queue()
-
-    memory.Subscription = Subscription
+    memory.Subscription = _unbounded(memory.Subscription)
     listener = socket.create_server(("127.0.0.1", 0))
-    print(listener.getsockname()[1], flush=True)
+    os.write(sys.stdout.fileno(), b"%d\n" % listener.getsockname()[1])
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe after the port
     # An ephemeral app records events and task runs, and does without UI, schedules and triggers: nobody would use them here.
     app = create_app(ephemeral=True, final=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[listener])
 
 
+def _unbounded(subscription: type) -> type:
+    """Prefect's in-memory event queue without its bound of 10,000, past which it drops events, and with them ends of task runs.
+
+    Waiting for room instead would hang the server: it sends events itself while it holds the database, for which the reader waits.
+    """
+
+    class Unbounded(subscription):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._queue = asyncio.Queue()
+
+    return Unbounded
+
+
 def _end_with_parent() -> None:
+    """Wait for the end of the parent, which closes the pipe on standard input, and end this process: politely, then at once."""
     sys.stdin.buffer.read()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(STOP_LIMIT)

@@ -19,8 +19,8 @@ DEFAULTS = {
     # A line for each of thousands of tasks would hide the progress; sent to the API as well, it would slow every task.
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
-    # MLflow: warnings only (a fresh store logs every migration), and no progress bar or link for each upload and run.
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    # MLflow logs what it raises too, as tracebacks over many lines; and no progress bar or link for each upload and run.
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # A tracking server that is away must not hold up a round: MLflow's own defaults (7 retries, 120 s each) wait for

@@ -31,9 +31,9 @@ def checked_frame(frame: pl.DataFrame, contract: Contract, where: str) -> pl.Dat
     """
     columns = {column.name: column for column in frame.iter_columns()}
     if missing := [name for name in contract.columns if name not in columns]:
-        raise DataError(f"{where}: {listed(missing)} missing: add it, or take it out of the contract")
+        raise DataError(f"{where}: {listed(missing)} missing: correct the file or the contract")
     if extra := [name for name in columns if name not in contract.columns]:
-        raise DataError(f"{where}: {listed(extra)} not in the contract: declare it under [columns], or drop it")
+        raise DataError(f"{where}: {listed(extra)} not in the contract: declare under [columns], or drop from the file")
     if frame.is_empty():
         raise DataError(f"{where}: no rows: leave the file out")
     return pl.DataFrame([_checked(columns[name], declared.type, where) for name, declared in contract.columns.items()])

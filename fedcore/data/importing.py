@@ -66,7 +66,7 @@ def _same_columns(source: pl.DataFrame, contract: Contract, where: str) -> None:
     if missing := [name for name in declared if name not in source.columns]:
         raise DataError(f"{where}: {listed(missing)} missing: correct the file, its [file] section, or [columns]")
     if extra := [name for name in source.columns if name not in declared]:
-        raise DataError(f"{where}: {listed(extra)} not in the contract: declare it under [columns], or drop it from the file")
+        raise DataError(f"{where}: {listed(extra)} not in the contract: declare under [columns], or drop from the file")
 
 
 def _first_contract(source: pl.DataFrame, form: SourceFile, device: str, target: str, contract_file: str, where: str) -> Contract:
@@ -76,7 +76,7 @@ def _first_contract(source: pl.DataFrame, form: SourceFile, device: str, target:
             raise DataError(f"{where}: {option} {column!r} is not among its {source.width} columns: check the name and the header line")
     types: dict[str, ColumnType] = {name: _inferred(source[name]) for name in source.columns if name != device}
     if texts := [name for name, kind in types.items() if kind == "string"]:
-        raise DataError(f"{where}: {listed(texts)} not numeric: encode categories and fill missing values first, or drop it")
+        raise DataError(f"{where}: {listed(texts)} not numeric: encode categories and fill missing values first")
     document = {
         "description": f"Imported from {where}",
         "device": device,

@@ -22,7 +22,7 @@ def create_simulated(root: Path, name: str, fleet: Fleet, description: str) -> D
         Where the data set exists, or the folder cannot be written.
     """
     d = len(fleet.Theta)
-    features = [f"x{i + 1}" for i in range(d)]
+    features = tuple(f"x{i + 1}" for i in range(d))
     columns = {column: Column(type="float64") for column in (*features, "y")} | {"part": Column(type="string")}
     contract = Contract(
         description=description,
@@ -35,11 +35,11 @@ def create_simulated(root: Path, name: str, fleet: Fleet, description: str) -> D
     return create_dataset(root, name, contract, _frames(fleet, features))
 
 
-def _frames(fleet: Fleet, features: list[str]) -> Iterator[tuple[str, pl.DataFrame]]:
+def _frames(fleet: Fleet, features: tuple[str, ...]) -> Iterator[tuple[str, pl.DataFrame]]:
     for device_id, data in fleet.devices.items():
         parts = [_frame(rows, features, part) for part, rows in (("train", data.train), ("test", data.test))]
         yield device_id, pl.concat(parts)
 
 
-def _frame(rows: Rows, features: list[str], part: str) -> pl.DataFrame:
-    return pl.DataFrame(rows.X, schema=features).with_columns(pl.Series("y", rows.y), pl.lit(part).alias("part"))
+def _frame(rows: Rows, features: tuple[str, ...], part: str) -> pl.DataFrame:
+    return pl.DataFrame(rows.X, schema=list(features)).with_columns(pl.Series("y", rows.y), pl.lit(part).alias("part"))

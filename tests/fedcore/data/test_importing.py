@@ -48,7 +48,7 @@ def checked_message(error: BaseException) -> str:
         (";", "pumps.csv", text(";", [HEADER, *LINES], end="\r\n")),
         ("\t", "pumps.txt", text("\t", [HEADER, *LINES])),
         ("whitespace", "pumps.TXT", text("   ", [HEADER, *LINES], end="  \r\n")),
-        (",", "pumps.csv", "\ufeff" + text(",", [HEADER, *LINES])),
+        (",", "pumps.csv", "\ufeff\n" + text(",", [HEADER, *LINES])),
         (",", "pumps.csv", "\n" + text(",", [HEADER, *LINES], end="\n\n")),
         (",", "pumps.csv", text(",", [HEADER, *LINES]).replace("pump", '"pump"').replace("11.5", '" 11.5"')),
     ],

@@ -54,6 +54,14 @@ def test_a_draw_known_by_heart() -> None:
     assert row_draws(frame_of([(1.5, -2, "é")]), 7).tolist() == [0.5582655009321238]
 
 
+def test_draws_do_not_depend_on_the_order_of_columns_or_the_sign_of_zero() -> None:
+    frame = pl.DataFrame({"x": [0.0, 1.0], "z": [2.0, 3.0], "i": [4, 5], "j": [6, 7], "s": ["a", "b"], "t": ["c", "d"]})
+    draws = row_draws(frame, 0).tolist()
+    assert row_draws(frame.select(reversed(frame.columns)), 0).tolist() == draws
+    assert row_draws(frame.with_columns(x=pl.Series([-0.0, 1.0])), 0).tolist() == draws
+    assert row_draws(frame.with_columns(s="t", t="s"), 0).tolist() != draws
+
+
 @given(ROWS, st.randoms(use_true_random=False), st.sampled_from([0.0, 0.3]))
 def test_random_does_not_depend_on_the_order_of_rows_or_columns(rows: Any, rnd: Any, validation: float) -> None:
     split = RandomSplit(kind="random", train=0.5, validation=validation, seed=3)
@@ -98,6 +106,12 @@ def test_time_trains_on_the_first_rows_rounded_half_to_even(n: int, share: float
     parts = split_rows(frame, TimeSplit(kind="time", column="t", train=share), "here")
     assert sorted(times[parts.train]) == list(range(count))
     assert sorted(times[parts.test]) == list(range(count, n))
+
+
+def test_rows_of_equal_time_keep_the_order_of_the_file() -> None:
+    frame = pl.DataFrame({"t": [i % 2 for i in range(200)]})
+    parts = split_rows(frame, TimeSplit(kind="time", column="t", train=0.25), "here")
+    assert np.flatnonzero(parts.train).tolist() == list(range(0, 100, 2))
 
 
 def test_time_draws_validation_inside_the_training_segment() -> None:

@@ -1,0 +1,38 @@
+# Each target sets up what it needs: a virtual environment with the locked versions, made once and reused.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint bench lock clean
+
+demo: $(READY)
+	@test -e datasets/demo/dataset.toml || $(BIN)/fedlin simulate demo --dataset demo --seed 0
+	$(BIN)/fedlin train demo --config deployments/demo.toml
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.hm1
+
+# Needs uv. The lock holds versions and hashes, and no address: pip takes it with whatever index it is set up for.
+lock:
+	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
+	    --no-emit-index-url --no-emit-find-links --no-annotate --no-header --quiet --output-file requirements.lock
+
+clean:
+	rm -rf .venv
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "fedlin needs Python 3.11 or newer; name one, as in: make demo PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@

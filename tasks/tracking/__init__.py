@@ -1,0 +1,1 @@
+"""What a run leaves in MLflow; the only room that imports it."""

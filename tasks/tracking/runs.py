@@ -1,0 +1,244 @@
+"""One training run in MLflow: parameters at its start, one batch of metrics a round, results at its end.
+
+Everything is sent by the server's side of a run and holds aggregates only; no row and no device's value comes here. The run's own
+ledger is the truth, and MLflow a copy of it: when the store is away, training goes on, and the copy catches up later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+import tasks as tasks  # isort: skip  (settles the environment, which mlflow reads on import)
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
+from sqlalchemy import URL, make_url
+
+from fedcore.errors import Misuse
+
+RUN_ID = "fedlin.run_id"
+ROUND = "round_num"
+
+logger = logging.getLogger(__name__)
+logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it announces every retry, beside our own one line
+
+
+class Tracker:
+    """One run's place in an MLflow store.
+
+    Make it with `open`, then call `start` once, `log_rounds` after every round and `finish` once.
+
+    Attributes
+    ----------
+    uri : str
+        Address of the store.
+    mlflow_run_id : str or None
+        MLflow's name of the run; None before `start`.
+    """
+
+    def __init__(self, client: MlflowClient, uri: str, experiment_id: str) -> None:
+        self.uri = uri
+        self.mlflow_run_id: str | None = None
+        self._client = client
+        self._experiment_id = experiment_id
+        self._rounds: Sequence[Mapping[str, float]] = ()
+        self._sent = 0  # the last round that the store holds
+        self._away = False
+        self._try_at = 0.0
+
+    @classmethod
+    def open(cls, uri: str | None, *, default_store: Path, artifacts: Path, experiment: str) -> Self:
+        """Open a store, and the experiment in it; both are made where missing, by one of several processes that start at once.
+
+        Parameters
+        ----------
+        uri
+            The store; None for ``MLFLOW_TRACKING_URI``, or a SQLite file at `default_store` where that is not set.
+        default_store
+            The SQLite file.
+        artifacts
+            Folder for the artifacts of a new experiment in a SQLite store; a tracking server has its own place.
+        experiment
+            Name of the experiment.
+
+        Raises
+        ------
+        Misuse
+            If the store cannot be reached, written or understood, or the experiment has been deleted in it.
+        """
+        uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or _sqlite(default_store)
+        with _usable(uri), _alone(uri):
+            client = MlflowClient(uri)
+            found = client.get_experiment_by_name(experiment)
+            if found is None:
+                location = artifacts.resolve().as_uri() if uri.startswith("sqlite") else None
+                with contextlib.suppress(MlflowException):  # another process has made it meanwhile
+                    client.create_experiment(experiment, location)
+                found = client.get_experiment_by_name(experiment)
+            if found.lifecycle_stage != "active":
+                raise Misuse(f"the MLflow experiment {experiment!r} has been deleted: restore it in the store, or name another one")
+        return cls(client, uri, found.experiment_id)
+
+    def start(self, run_id: str, *, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
+        """Create the run in MLflow, or continue the one that this run has there from before an interruption.
+
+        Parameters
+        ----------
+        run_id
+            The run; kept as the tag ``fedlin.run_id``.
+        params
+            Settings. Values longer than MLflow takes are left out (it would cut them): they are in the config artifact.
+        tags
+            Further tags.
+
+        Raises
+        ------
+        Misuse
+            If the store cannot be reached or written.
+        """
+        with _usable(self.uri):
+            runs = self._client.search_runs([self._experiment_id], f"tags.`{RUN_ID}` = '{run_id}'", max_results=1)
+            if runs:
+                run = runs[0]
+                self._client.update_run(run.info.run_id, status="RUNNING")
+            else:
+                run = self._client.create_run(self._experiment_id, run_name=run_id, tags={RUN_ID: run_id})
+            self.mlflow_run_id = run.info.run_id
+            self._sent = int(run.data.metrics.get(ROUND, 0))
+            missing = {name: value for name, value in params.items() if name not in run.data.params}
+            self._client.log_batch(self.mlflow_run_id, params=_params(missing), tags=[RunTag(*tag) for tag in tags.items()])
+
+    def log_rounds(self, records: Sequence[Mapping[str, float]]) -> None:
+        """Send the rounds that the store does not hold yet, one batch each; never raises.
+
+        A store that does not answer is reported once, by a warning, and tried again at a later call: after ten times as long
+        as the vain attempt took, so that it costs a run a tenth of its time at most.
+
+        Parameters
+        ----------
+        records
+            All rounds so far, in order. ``round_num`` (from 1) is the step, every other entry a metric; non-finite values are
+            left out.
+        """
+        self._rounds = records
+        if time.monotonic() >= self._try_at:
+            self._attempt(self._send_rounds)
+
+    def finish(
+        self,
+        status: Literal["FINISHED", "FAILED"],
+        *,
+        metrics: Mapping[str, float],
+        artifacts: Path | None,
+        params: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Send what is left and end the run; never raises.
+
+        Parameters
+        ----------
+        status
+            How the run ended.
+        metrics
+            Final metrics; non-finite values are left out.
+        artifacts
+            Folder whose files become the run's artifacts.
+        params
+            Settings that were found during the run.
+
+        Returns
+        -------
+        bool
+            Whether the store now holds everything. If not, a resume of the run can send the rest.
+        """
+        client, run = self._client, self.mlflow_run_id
+        arrived = self._attempt(self._send_rounds) and self._attempt(
+            lambda: client.log_batch(run, metrics=_metrics(metrics, self._sent), params=_params(params or {}))
+        )
+        uploaded = artifacts is None or self._attempt(lambda: client.log_artifacts(run, str(artifacts)))
+        ended = self._attempt(lambda: client.set_terminated(run, status))
+        return arrived and uploaded and ended
+
+    def _send_rounds(self) -> None:
+        for record in self._rounds:
+            if record[ROUND] > self._sent:
+                # round_num goes along as a metric: the batch is one transaction, so it tells a resume what has arrived.
+                self._client.log_batch(self.mlflow_run_id, metrics=_metrics(record, record[ROUND]))
+                self._sent = record[ROUND]
+
+    def _attempt(self, send: Callable[[], object]) -> bool:
+        begun = time.monotonic()
+        try:
+            send()
+        except Exception as error:  # whatever it is: a copy of the ledger is no reason to end a training run
+            now = time.monotonic()
+            self._try_at = now + 10 * (now - begun)
+            if not self._away:
+                logger.warning("the MLflow store %s is away, and will be tried again: %s", _public(self.uri), _line(error))
+            self._away = True
+            return False
+        self._away = False
+        return True
+
+
+def _metrics(values: Mapping[str, float], step: int) -> list[Metric]:
+    # MLflow stores infinity as 1.8e308 and NaN as 0 with a flag.
+    now = int(time.time() * 1000)
+    return [Metric(name, float(value), now, step) for name, value in values.items() if math.isfinite(value)]
+
+
+def _params(values: Mapping[str, str]) -> list[Param]:
+    return [Param(name, value) for name, value in values.items() if len(value) <= MAX_PARAM_VAL_LENGTH]
+
+
+@contextlib.contextmanager
+def _usable(uri: str) -> Iterator[None]:
+    """Turn whatever MLflow, its drivers or the network raise into one line that says what to do."""
+    try:
+        yield
+    except Misuse:
+        raise
+    except Exception as error:
+        raise Misuse(
+            f"the MLflow store {_public(uri)} cannot be used ({_line(error)}): "
+            "set MLFLOW_TRACKING_URI to a running http(s):// server or to sqlite:/// and a writable file"
+        ) from None
+
+
+@contextlib.contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """Let one process at a time create or migrate a SQLite store: MLflow itself does not, and the second one fails.
+
+    The lock is an exclusive transaction in a file beside it, which the system ends with the process that holds it.
+    """
+    database = make_url(uri).database if uri.startswith("sqlite") else None
+    if not database:
+        yield
+        return
+    Path(database).parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(sqlite3.connect(f"{database}.lock", timeout=120, isolation_level=None)) as lock:
+        lock.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+def _sqlite(store: Path) -> str:
+    return URL.create("sqlite", database=str(store.resolve())).render_as_string()
+
+
+def _public(uri: str) -> str:
+    """Without the user name and password that an address may carry."""
+    return re.sub(r"//[^/@]*@", "//", uri)
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {_public(text)[:200]}"
