@@ -115,8 +115,7 @@ class InProcess:
         states, ups, infos = self.algorithm.local_steps(call.downs, devices, self._of(self.datas, call.cohort), rngs)
         if states is not devices:
             for i, k in enumerate(call.cohort):
-                accepted_round = int(call.state.taken_round[k])
-                self.memories[k] = Memory(devices[i], accepted_round, states[i], call.round_num)
+                self.memories[k] = Memory(devices[i], int(call.state.taken_round[k]), states[i], call.round_num)
         return Answers(call.cohort, ups, infos)
 
     def aggregate(self, server: Any, answers: Answers) -> Aggregated:

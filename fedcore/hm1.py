@@ -77,7 +77,7 @@ class Failure(IntEnum):
 
 ADVICE = {
     Failure.UNSTABLE_STEP: "the explicit shrinkage step is unstable, its prior rate exceeds the smallest eigenvalue of Omega: "
-    "try shrinkage=proximal (the default), a smaller eta or alpha, or floor=0.01",
+    "try shrinkage=proximal (the default), a smaller eta or alpha, or a floor above the prior rate",
     Failure.NOT_FINITE: "a device's update was not finite, its local steps overflowed: try a smaller eta, eta=safe or batch=full",
 }
 

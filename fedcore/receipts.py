@@ -24,7 +24,7 @@ class Memory(NamedTuple):
     accepted_round
         The round of that update, 0 for the initial state.
     pending
-        State after the last round, not acknowledged; equal to `accepted` where there is none.
+        State after the last round, not acknowledged; None where there is none, or where that round left the state as it was.
     pending_round
         The round of `pending`, 0 for none.
     """
@@ -37,7 +37,11 @@ class Memory(NamedTuple):
     @classmethod
     def initial(cls, device: Any) -> Memory:
         """The memory of a device that has not taken part yet."""
-        return cls(device, 0, device, 0)
+        return cls(device, 0, None, 0)
+
+    def awaiting(self, pending: Any, round_num: int) -> Memory:
+        """The memory after a round that led to `pending`, until a receipt comes."""
+        return self._replace(pending=None if pending is self.accepted else pending, pending_round=round_num)
 
 
 def settle(algorithm: AnyAlgorithm, memory: Memory, receipt: Receipt | None) -> Memory:
@@ -51,9 +55,10 @@ def settle(algorithm: AnyAlgorithm, memory: Memory, receipt: Receipt | None) -> 
     """
     taken = receipt.round_num if receipt else 0
     if receipt and taken == memory.pending_round:
-        return Memory.initial(algorithm.accept(memory.accepted, memory.pending, receipt.fraction))._replace(accepted_round=taken)
+        moved = memory.accepted if memory.pending is None else algorithm.accept(memory.accepted, memory.pending, receipt.fraction)
+        return Memory(moved, taken, None, 0)
     if taken == memory.accepted_round:
-        return Memory.initial(memory.accepted)._replace(accepted_round=taken)
+        return Memory(memory.accepted, taken, None, 0)
     raise DeviceFailure(
         f"the server took this device's update of round {taken}, but its state is from round {memory.accepted_round}: "
         "restore the device's state folder, or start a new run"

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from uuid import UUID
 
 import tasks  # noqa: F401  # isort: skip  (settles the environment, which prefect reads on import)
 import httpx
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -78,12 +79,9 @@ class Orchestrator:
         FedlinError
             If the server does not answer.
         """
-        counts = {}
         try:
             with get_client(sync_client=True) as client:
-                for state in StateType:
-                    wanted = {"flow_run_id": {"any_": [str(flow_run_id)]}, "state": {"type": {"any_": [state.value]}}}
-                    counts[state.value] = client.request("POST", "/task_runs/count", json={"task_runs": wanted}).json()
+                counts = {state.value: _count(client, flow_run_id, [state]) for state in StateType}
         except httpx.HTTPError as error:
             raise FedlinError(f"the Prefect server at {self.api_url} does not answer ({type(error).__name__})") from None
         return {state: count for state, count in counts.items() if count}
@@ -103,9 +101,13 @@ class Orchestrator:
         Returns
         -------
         dict of str to int
-            What is recorded then, as `recorded` counts it; complete if all are terminal and add up to `expected`.
+            What is recorded then, as `recorded` counts it; complete where `finished` of it is `expected`; empty without an answer.
         """
-        return self._await(flow_run_id, lambda counts: finished(counts) == sum(counts.values()) >= expected, patience)
+        self._await_ends(flow_run_id, expected, patience)
+        try:
+            return self.recorded(flow_run_id)
+        except FedlinError:
+            return {}
 
     def pace(self, flow_run_id: UUID | str, made: int, *, backlog: int = 2000, patience: float = 60) -> None:
         """Hold a flow up, between two rounds, while Prefect is too far behind with recording its task runs.
@@ -126,20 +128,24 @@ class Orchestrator:
             Longest time without any progress, in seconds, before going on all the same.
         """
         if made > backlog:
-            self._await(flow_run_id, lambda counts: finished(counts) >= made - backlog, patience)
+            self._await_ends(flow_run_id, made - backlog, patience)
 
-    def _await(self, flow_run_id: UUID | str, reached: Callable[[dict[str, int]], bool], patience: float) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        progress = time.monotonic()
-        while time.monotonic() - progress < patience:
-            with contextlib.suppress(FedlinError):
-                latest = self.recorded(flow_run_id)
-                if latest != counts:
-                    counts, progress = latest, time.monotonic()
-            if reached(counts):
-                break
-            time.sleep(POLL)
-        return counts
+    def _await_ends(self, flow_run_id: UUID | str, number: int, patience: float) -> None:
+        ended, progress = 0, time.monotonic()
+        with get_client(sync_client=True) as client:
+            while time.monotonic() - progress < patience:
+                with contextlib.suppress(httpx.HTTPError):
+                    latest = _count(client, flow_run_id, TERMINAL_STATES)
+                    if latest >= number:
+                        return
+                    if latest > ended:
+                        ended, progress = latest, time.monotonic()
+                time.sleep(POLL)
+
+
+def _count(client: SyncPrefectClient, flow_run_id: UUID | str, states: Iterable[StateType]) -> int:
+    wanted = {"flow_run_id": {"any_": [str(flow_run_id)]}, "state": {"type": {"any_": [state.value for state in states]}}}
+    return client.request("POST", "/task_runs/count", json={"task_runs": wanted}).json()
 
 
 def finished(counts: Mapping[str, int]) -> int:
@@ -174,17 +180,36 @@ def orchestrator(home: Path, *, start_timeout: float = 120) -> Iterator[Orchestr
         with get_client(sync_client=True) as client:
             if client.api_healthcheck():
                 raise Misuse(f"no Prefect server answers at PREFECT_API_URL={url}: start it, or unset PREFECT_API_URL to use a private one")
-        yield Orchestrator(url)
-        return
-    with _private_server(home, start_timeout) as url, temporary_settings({PREFECT_API_URL: url}):
         try:
             yield Orchestrator(url)
         finally:
-            EventsWorker.drain_all(timeout=EVENTS_LIMIT, at_exit=False)
+            _flush_events(EVENTS_LIMIT)
+        return
+    with _private_server(home, start_timeout) as (url, server), temporary_settings({PREFECT_API_URL: url}):
+        try:
+            yield Orchestrator(url)
+        finally:
+            _flush_events(EVENTS_LIMIT if server.poll() is None else 0)
+
+
+def _flush_events(limit: float) -> None:
+    """Send what this process has yet to tell the server; drop what is left after `limit` seconds.
+
+    Without a server each event would hold up the end of the process for 7 s of attempts, and a run has thousands.
+    """
+    workers = tuple(EventsWorker._instances.values())
+    try:
+        EventsWorker.drain_all(timeout=limit, at_exit=False)
+    finally:
+        for worker in workers:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    worker._queue.get_nowait()
+            worker._queue.put(None)  # the worker's own sign for its end
 
 
 @contextlib.contextmanager
-def _private_server(home: Path, start_timeout: float) -> Iterator[str]:
+def _private_server(home: Path, start_timeout: float) -> Iterator[tuple[str, subprocess.Popen]]:
     log = home / "prefect-server.log"
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -202,9 +227,10 @@ def _private_server(home: Path, start_timeout: float) -> Iterator[str]:
         ) as server,
     ):
         try:
+            assert server.stdout is not None
             url = f"http://127.0.0.1:{server.stdout.readline().decode().strip()}/api"
             _await_health(url, server, log, start_timeout)
-            yield url
+            yield url, server
         finally:
             server.terminate()
             try:

@@ -25,7 +25,7 @@ class RunProgress:
 
     def say(self, text: str) -> None:
         """A line of its own, above the bar."""
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, report: RoundReport, silent: dict[str, str]) -> None:
         """A finished round; `silent` says of each device that did not answer why."""

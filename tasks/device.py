@@ -21,7 +21,7 @@ from prefect.tasks import exponential_backoff
 from fedcore.algorithm import AnyAlgorithm, FleetSpec
 from fedcore.data import Dataset, DeviceCard
 from fedcore.data.files import write_durably
-from fedcore.errors import DeviceFailure, DeviceRefusal, FedlinError
+from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError
 from fedcore.messages import Broadcast, Receipt, Reply
 from fedcore.metrics import Score, score
 from fedcore.receipts import Memory, settle
@@ -119,6 +119,8 @@ def _sealed(stage: str) -> Callable[[Callable[Concatenate[Station, str, P], R]],
                 return function(station, device_id, *args, **kwargs)
             except DeviceFailure as error:
                 failure = type(error)(f"device {device_id}: {error}")
+            except DataError as error:  # it names the device's own file
+                failure = DeviceRefusal(str(error))
             except FedlinError as error:
                 failure = DeviceRefusal(f"device {device_id}: {error}")
             except Exception as error:
@@ -174,7 +176,7 @@ def device_update(station: Station, device_id: str, broadcast: Broadcast) -> Rep
     data, kept, memory = _settled(station, device_id, broadcast.receipt)
     rng = device_rng(station.seed, broadcast.round_num, device_id)
     state, up, info = station.algorithm.local_step(broadcast.down, memory.accepted, data, rng)
-    _keep(station, device_id, kept._replace(memory=memory._replace(pending=state, pending_round=broadcast.round_num)))
+    _keep(station, device_id, kept._replace(memory=memory.awaiting(state, broadcast.round_num)))
     return Reply(up, info)
 
 

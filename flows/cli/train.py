@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedcore.data import open_dataset
-from fedcore.errors import FedlinError, Misuse
+from fedcore.errors import DataError, FedlinError, Misuse
 from flows.config import TrainConfig, parse_options, read_config
 from flows.workspace import Workspace
 
@@ -66,7 +66,10 @@ def command(
     if resume:
         if config or any(value is not None for value in given.values()):
             raise Misuse("--resume goes on with the run's own configuration: give nothing beside it but --json")
+        from tasks.checkpoint import RunFolder
+
         settings = None
+        RunFolder.open(Workspace.find().runs, resume)
     else:
         settings = read_config(given, config)
         _preflight(settings)
@@ -123,13 +126,15 @@ def _preflight(settings: TrainConfig) -> None:
     for device_id in fleet.spec.device_ids:
         try:
             examine(fleet.station, device_id)
+        except DataError:
+            raise  # it names the device's own file
         except Misuse as error:
-            raise type(error)(f"device {device_id}: {error}") from None
+            raise Misuse(f"device {device_id}: {error}") from None
 
 
 def _writable(*folders: Path) -> None:
     for folder in folders:
-        if not os.access(folder, os.W_OK):
+        if not os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
             raise Misuse(f"the folder {folder} cannot be written: give it write permission, or name another project folder in FEDLIN_HOME")
 
 

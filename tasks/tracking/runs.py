@@ -42,13 +42,13 @@ class Tracker:
     ----------
     uri : str
         Address of the store.
-    mlflow_run_id : str or None
-        MLflow's name of the run; None before `start`.
+    mlflow_run_id : str
+        MLflow's name of the run; empty before `start`.
     """
 
     def __init__(self, client: MlflowClient, uri: str, experiment_id: str) -> None:
         self.uri = uri
-        self.mlflow_run_id: str | None = None
+        self.mlflow_run_id = ""
         self._client = client
         self._experiment_id = experiment_id
         self._rounds: Sequence[Mapping[str, float]] = ()
@@ -82,9 +82,13 @@ class Tracker:
             found = client.get_experiment_by_name(experiment)
             if found is None:
                 location = artifacts.resolve().as_uri() if uri.startswith("sqlite") else None
-                with contextlib.suppress(MlflowException):  # another process has made it meanwhile
+                try:
                     client.create_experiment(experiment, location)
+                except MlflowException as error:
+                    if error.error_code != "RESOURCE_ALREADY_EXISTS":  # else another process has made it meanwhile
+                        raise
                 found = client.get_experiment_by_name(experiment)
+                assert found is not None
             if found.lifecycle_stage != "active":
                 raise Misuse(f"the MLflow experiment {experiment!r} has been deleted: restore it in the store, or name another one")
         return cls(client, uri, found.experiment_id)
@@ -170,10 +174,11 @@ class Tracker:
 
     def _send_rounds(self) -> None:
         for record in self._rounds:
-            if record[ROUND] > self._sent:
+            round_num = int(record[ROUND])
+            if round_num > self._sent:
                 # round_num goes along as a metric: the batch is one transaction, so it tells a resume what has arrived.
-                self._client.log_batch(self.mlflow_run_id, metrics=_metrics(record, record[ROUND]))
-                self._sent = record[ROUND]
+                self._client.log_batch(self.mlflow_run_id, metrics=_metrics(record, round_num))
+                self._sent = round_num
 
     def _attempt(self, send: Callable[[], object]) -> bool:
         begun = time.monotonic()

@@ -121,11 +121,15 @@ def test_quorum_lost_ends_the_run_and_keeps_the_state() -> None:
 def test_settle() -> None:
     algorithm = Damped()
     memory = Memory(Total(1.0), 3, Total(2.0), 5)
-    assert settle(algorithm, memory, Receipt(5, 0.5)) == Memory(Total(1.5), 5, Total(1.5), 0)
-    assert settle(algorithm, memory, Receipt(3, 0.5)) == Memory(Total(1.0), 3, Total(1.0), 0)
+    assert settle(algorithm, memory, Receipt(5, 0.5)) == Memory(Total(1.5), 5, None, 0)
+    assert settle(algorithm, memory, Receipt(3, 0.5)) == Memory(Total(1.0), 3, None, 0)
     again = settle(algorithm, memory, Receipt(5, 0.5))
     assert settle(algorithm, again, Receipt(5, 0.5)) == again, "a receipt that is read twice counts once"
-    first = Memory.initial(Total(0.0))._replace(pending=Total(1.0), pending_round=1)
+    first = Memory.initial(Total(0.0)).awaiting(Total(1.0), 1)
+    assert settle(algorithm, first, Receipt(1, 1.0)).accepted == Total(1.0)
+    unmoved = Memory.initial(first.accepted).awaiting(first.accepted, 1)
+    assert unmoved.pending is None
+    assert settle(algorithm, unmoved, Receipt(1, 0.5)) == Memory(first.accepted, 1, None, 0)
     assert settle(algorithm, first, None).accepted == Total(0.0)
 
 

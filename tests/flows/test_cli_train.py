@@ -1,0 +1,201 @@
+"""`fedlin train` as a person uses it: misuse in one line, JSON last, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedcore import fit
+from fedcore.data import Dataset
+from flows.cli.app import main
+from flows.config import read_config
+
+FEDLIN = [sys.executable, "-m", "flows.cli.app"]
+LIMIT = 300  # seconds that a whole command may take on a busy machine
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """As a user who owns nothing here; root may write anywhere, so it has to step down."""
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(os.getuid())
+
+
+def fedlin(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run the command line in this process; returns the exit status."""
+    monkeypatch.setattr(sys, "argv", ["fedlin", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    return left.value.code if isinstance(left.value.code, int) else 0
+
+
+def spoil(dataset: Dataset, device: str, change: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
+    part = dataset.path / f"device={device}/part-0.parquet"
+    change(pl.read_parquet(part, hive_partitioning=False)).write_parquet(part)
+
+
+MISUSE = {
+    "no data set": (["train"], r"configuration: dataset: field required"),
+    "unknown data set": (["train", "nope"], r"no data set 'nope' .*\(small\)"),
+    "unknown algorithm": (["train", "small", "--algorithm", "hm9"], r"no algorithm 'hm9': choose one of hm1, separate"),
+    "unknown option": (["train", "small", "--set", "gamma=1"], r"hm1 has no option 'gamma': choose from eta, .*alpha"),
+    "option of another algorithm": (["train", "small", "--algorithm", "separate", "--set", "alpha=1"], r"separate has no option 'alpha'"),
+    "option out of bounds": (["train", "small", "--set", "alpha=2"], r"alpha is a weight in \(0, 1\], got 2"),
+    "option of another type": (["train", "small", "--set", "alpha=much"], r"hm1: alpha: input should be a valid number.*got 'much'"),
+    "option without a value": (["train", "small", "--set", "alpha"], r"--set takes name=value, got 'alpha'"),
+    "unsafe rate": (
+        ["train", "small", "--set", "eta=50"],
+        r"device a: eta=50 is not stable on this device's rows: .*below [0-9.]+; choose",
+    ),
+    "unknown flag": (["train", "small", "--gamma", "1"], r"No such option: --gamma"),
+    "unknown command": (["trian", "small"], r"No such command 'trian'"),
+    "no rounds": (["train", "small", "--rounds", "0"], r"rounds is at least 1, got 0"),
+    "rounds that are no number": (["train", "small", "--rounds", "many"], r"Invalid value for '--rounds'"),
+    "participation": (["train", "small", "--participation", "1.5"], r"participation is a share in \(0, 1\], got 1.5"),
+    "unknown target": (["train", "small", "--target", "z"], r"no target 'z': choose one of y"),
+    "unknown scaling": (["train", "small", "--target-scaling", "z"], r"no target scaling 'z': choose one of none, train, own"),
+    "missing configuration": (["train", "--config", "nope.toml"], r"configuration nope.toml cannot be read \(No such file or directory\)"),
+    "unknown run": (["train", "--resume", "nope"], r"no run 'nope' in .*runs: choose one of its folders"),
+    "a path as run": (["train", "--resume", "../x"], r"no run '../x'"),
+    "resume and more": (["train", "small", "--resume", "nope"], r"--resume goes on with the run's own configuration"),
+    "unknown case": (["simulate", "hm1-5", "--dataset", "x"], r"no simulated case 'hm1-5': choose one of demo, hm1-1"),
+    "existing data set": (["simulate", "demo", "--dataset", "small"], r"data set 'small' has partitions already"),
+}
+
+
+@pytest.mark.parametrize("case", MISUSE)
+def test_misuse_is_one_line_and_leaves_nothing(
+    case: str, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fleet()
+    before = sorted(home.rglob("*"))
+    words, message = MISUSE[case]
+    assert fedlin(*words, monkeypatch=monkeypatch) == 2
+    out, err = capfd.readouterr()
+    assert re.fullmatch(rf"fedlin: error: .*{message}.*\n", err), err
+    assert out == ""
+    assert sorted(home.rglob("*")) == before
+
+
+SPOILED = {
+    "corrupt": (
+        lambda part: part.write_bytes(part.read_bytes()[:-20]),
+        r"error: device=b/part-0.parquet: not a readable parquet file \(\d+ bytes",
+    ),
+    "missing column": (lambda part: pl.read_parquet(part).drop("x2").write_parquet(part), r"device=b/part-0.parquet: .*x2"),
+    "text where numbers belong": (
+        lambda part: pl.read_parquet(part).with_columns(pl.lit("SECRET").alias("x2")).write_parquet(part),
+        r"device=b/part-0.parquet: .*x2",
+    ),
+    "not a number": (
+        lambda part: pl.read_parquet(part).with_columns(pl.lit(float("nan")).alias("x2")).write_parquet(part),
+        r"device=b/part-0.parquet: .*x2.*17",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_bad_data_are_one_line_and_leave_nothing(
+    case: str, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dataset = fleet((7, 12, 9))
+    damage, message = SPOILED[case]
+    damage(dataset.path / "device=b/part-0.parquet")
+    before = sorted(home.rglob("*"))
+    assert fedlin("train", "small", monkeypatch=monkeypatch) == 2
+    out, err = capfd.readouterr()
+    assert re.fullmatch(rf"fedlin: .*{message}.*\n", err), err
+    assert "SECRET" not in err
+    assert out == ""
+    assert sorted(home.rglob("*")) == before
+
+
+@pytest.mark.parametrize("closed", ["", "datasets/small/device=c"])
+def test_a_store_that_cannot_be_written(
+    closed: str, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fleet()
+    for folder in (home, *home.rglob("*")):
+        folder.chmod(0o777 if folder.is_dir() else 0o666)
+    for folder in home.parents:  # so that nobody may look, and write where allowed
+        if folder.owner() == home.owner() and folder != folder.parent:
+            folder.chmod(folder.stat().st_mode | 0o055)
+    (home / closed).chmod(0o555)
+    before = sorted(home.rglob("*"))
+    with unprivileged():
+        status = fedlin("train", "small", monkeypatch=monkeypatch)
+    assert status == 2
+    err = capfd.readouterr().err
+    assert re.fullmatch(r"fedlin: error: the folder .* cannot be written: give it write permission, or name another .*\n", err), err
+    assert sorted(home.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_killed_in_a_round_and_resumed(environment: dict[str, str], home: Path, fleet: Callable[..., Dataset]) -> None:
+    """SIGKILL between two checkpoints, when some devices have their result of the next round pending and others do not; then --resume."""
+    dataset = fleet((12, 7, 30, 9, 15, 8, 11, 10))
+    config = read_config(
+        {"dataset": "small", "algorithm": "separate", "rounds": 12, "options": {"batch": 3}, "participation": 0.8, "seed": 4}
+    )
+    words = ["train", "small", "--algorithm", "separate", "--rounds", "12", "--set", "batch=3", "--participation", "0.8", "--seed", "4"]
+    begun = subprocess.Popen([*FEDLIN, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    folder = await_round(home, 3)
+    devices_before = states(dataset)
+    while states(dataset) == devices_before:
+        assert begun.poll() is None
+        time.sleep(0.001)
+    begun.send_signal(signal.SIGKILL)
+    begun.communicate()
+    assert not (folder / "result.json").exists()
+
+    resumed = subprocess.run(
+        [*FEDLIN, "train", "--resume", folder.name, "--json"], env=environment, capture_output=True, text=True, timeout=LIMIT
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert "Traceback" not in resumed.stderr
+    result = json.loads(resumed.stdout.splitlines()[-1])
+    assert set(result) >= {
+        "run_id", "algorithm", "rounds", "outcome", "message", "a_rmse", "a_rmse_separate",
+        "wall_s", "round_s", "uplink_bytes", "artifacts",
+    }  # fmt: skip
+    assert resumed.stdout.count("\n") == 1
+    assert (result["run_id"], result["rounds"], result["outcome"]) == (folder.name, 12, "completed")
+    assert result["task_runs_recorded"] == result["task_runs"]
+    straight = fit(
+        config.build_algorithm(), {name: dataset.load(name) for name in dataset.device_ids}, rounds=12, seed=4, participation=0.8
+    )
+    with np.load(Path(result["artifacts"]) / "theta.npz") as stored:
+        np.testing.assert_array_equal(stored["Theta"], np.array([straight.theta[name] for name in dataset.device_ids]).T)
+
+
+def await_round(home: Path, round_num: int) -> Path:
+    """The run's folder once its checkpoint has reached a round."""
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        for checkpoint in home.glob("runs/*/checkpoint.npz"):
+            with np.load(checkpoint) as stored:
+                if stored["round_num"] >= round_num:
+                    return checkpoint.parent
+        time.sleep(0.01)
+    raise AssertionError("the run did not get that far")
+
+
+def states(dataset: Dataset) -> list[int]:
+    """When each device's state was last written."""
+    return [file.stat().st_mtime_ns for file in sorted(dataset.path.glob("device=*/.fedlin/*.npz"))]

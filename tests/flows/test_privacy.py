@@ -1,0 +1,161 @@
+"""Raw rows stay on their device: a planted number and a planted word are found nowhere else, even when the device fails on them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from fedcore.data import Dataset
+
+NUMBER = 7261.839405162738
+WORD = "canary-4f1c-category"
+
+SCRIPT = """
+import sys, json
+import fedcore.linear
+from fedcore import Hm1
+
+# The device's own code fails and quotes its rows, as a solver or a parser would: on one device always, on another once.
+original, calls = Hm1.local_step, {{"c": 0}}
+def local_step(self, down, device, data, rng):
+    if (data.train.X == {number!r}).any():
+        raise ValueError(f"cannot solve for row {{data.train.X.tolist()}} of {word}")
+    if data.train.n == 9 and not calls["c"]:
+        calls["c"] = 1
+        raise RuntimeError({word!r} + " {number!r}")
+    return original(self, down, device, data, rng)
+Hm1.local_step = local_step
+
+sys.argv = ["fedlin", "train", "small", "--rounds", "3", "--json"]
+from flows.cli.app import main
+main()
+"""
+
+
+def searched(place: Path, left_out: Path) -> Iterator[tuple[str, bytes]]:
+    """All bytes of all files below a place, and what is inside their archives and columns."""
+    for file in sorted(place.rglob("*")):
+        if file.is_file() and not file.is_relative_to(left_out):
+            content = file.read_bytes()
+            yield str(file), content
+            yield from unpacked(str(file), content)
+
+
+def unpacked(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for member in archive.namelist():
+                inner = archive.read(member)
+                yield f"{name}/{member}", inner
+                yield from unpacked(f"{name}/{member}", inner)
+    if content[:4] == b"PAR1":
+        for column, values in pq.read_table(io.BytesIO(content)).to_pydict().items():
+            yield f"{name}/{column}", repr(values).encode()
+    if content[:15] == b"SQLite format 3":
+        with sqlite3.connect(f"file:{name}?mode=ro", uri=True) as database:
+            for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                yield f"{name}/{table}", repr(database.execute(f'SELECT * FROM "{table}"').fetchall()).encode()
+        database.close()
+
+
+def traces() -> dict[str, bytes]:
+    """The forms in which the planted values would be seen."""
+    number = struct.pack("<d", NUMBER)
+    return {
+        "the number as text": f"{NUMBER:.5f}"[:9].encode(),
+        "the number as 8 bytes": number,
+        "the number as 8 bytes, swapped": number[::-1],
+        "the number in 4 bytes": struct.pack("<f", NUMBER),
+        "the number in hexadecimal": number.hex().encode(),
+        "the word": WORD.encode(),
+        "the word, 2 bytes a character": WORD.encode("utf-16-le"),
+        "the word, 4 bytes a character": WORD.encode("utf-32-le"),
+    }
+
+
+def plant(dataset: Dataset) -> None:
+    """The number in a training row of device b; in device d, number and word in columns that break the contract."""
+    part = dataset.path / "device=b/part-0.parquet"
+    frame = pl.read_parquet(part, hive_partitioning=False)
+    frame.with_columns(pl.when(pl.int_range(pl.len()) == 2).then(NUMBER).otherwise(pl.col("x2")).alias("x2")).write_parquet(part)
+
+
+def break_contract(dataset: Dataset) -> None:
+    part = dataset.path / "device=d/part-0.parquet"
+    frame = pl.read_parquet(part, hive_partitioning=False)
+    frame.with_columns(pl.lit(WORD).alias("part"), pl.lit(NUMBER).alias("y")).write_parquet(part)
+
+
+def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
+    """A search that finds nothing proves nothing, unless it would have found it."""
+    (tmp_path / "plain.log").write_text(f"row {NUMBER!r} {WORD}")
+    import numpy as np
+
+    np.savez_compressed(tmp_path / "x.npz", values=np.array([1.0, NUMBER]), words=np.array([WORD]))
+    pl.DataFrame({"x": [NUMBER], "w": [WORD]}).write_parquet(tmp_path / "x.parquet", compression="zstd")
+    database = sqlite3.connect(tmp_path / "x.db")
+    database.execute("CREATE TABLE t (x REAL, w TEXT)")
+    database.execute("INSERT INTO t VALUES (?, ?)", (NUMBER, WORD))
+    database.commit()
+    database.close()
+    seen = {
+        (Path(name.removeprefix(str(tmp_path) + "/")).parts[0], trace)
+        for name, content in searched(tmp_path, tmp_path / "none")
+        for trace, form in traces().items()
+        if form in content
+    }
+    for file, trace in (
+        ("plain.log", "the number as text"),
+        ("plain.log", "the word"),
+        ("x.npz", "the number as 8 bytes"),
+        ("x.npz", "the word, 4 bytes a character"),
+        ("x.parquet", "the number as text"),
+        ("x.parquet", "the word"),
+        ("x.db", "the number as text"),
+        ("x.db", "the number as 8 bytes, swapped"),
+        ("x.db", "the word"),
+    ):
+        assert (file, trace) in seen
+
+
+@pytest.mark.slow
+def test_canary(environment: dict[str, str], home: Path, fleet: Callable[..., Dataset], tmp_path_factory: pytest.TempPathFactory) -> None:
+    dataset = fleet((12, 7, 9, 30, 15))
+    plant(dataset)
+    script = home / "user/run.py"
+    script.write_text(SCRIPT.format(number=NUMBER, word=WORD))
+    run = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300)
+    script.unlink()
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout.splitlines()[-1])
+    ledger = (home / "runs" / result["run_id"] / "checkpoint.npz").read_bytes()
+    assert b'"silent": ["b"]' in b"".join(content.replace(b"\x00", b"") for _, content in unpacked("checkpoint", ledger)), "device b failed"
+    assert WORD in (dataset.path / f"device=b/.fedlin/{result['run_id']}.error.txt").read_text(), "the device itself keeps what it said"
+
+    # Then a partition that breaks its contract with word and number, met by the command and by the check.
+    break_contract(dataset)
+    said = [run.stdout, run.stderr]
+    for words in (["train", "small"], ["data", "check", "small"]):
+        refused = subprocess.run(
+            [sys.executable, "-m", "flows.cli.app", *words], env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert refused.returncode == 2
+        assert "device=d: column 'part' has 35 values" in refused.stdout + refused.stderr
+        said += [refused.stdout, refused.stderr]
+
+    outside = [*searched(home, dataset.path), ("standard output and error", "".join(said).encode())]
+    assert {name.rsplit("/", 1)[-1] for name, _ in outside} >= {"prefect.db", "mlflow.db", "checkpoint.npz", "theta.npz", "devices.parquet"}
+    assert any("task_run_state" in name for name, _ in outside), "the search read Prefect's tables"
+    found = [(name, trace) for name, content in outside for trace, form in traces().items() if form in content]
+    assert found == []

@@ -1,0 +1,220 @@
+"""Runs through a real Prefect server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from mlflow import MlflowClient
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+
+from fedcore import FitResult, Misuse, fit
+from fedcore.algorithm import DeviceResult
+from fedcore.data import Dataset
+from fedcore.metrics import score
+from flows.config import TrainConfig, read_config
+from flows.orchestrator import Orchestrator
+from flows.train import train
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "hm1": {"rounds": 4},
+    "explicit": {"rounds": 4, "options": {"shrinkage": "explicit", "eta": 0.01}},
+    "minibatch, part of the fleet": {"rounds": 5, "participation": 0.5, "seed": 3, "options": {"batch": 3, "gradient": "sum"}},
+    "separate, part of the fleet": {"rounds": 5, "algorithm": "separate", "participation": 0.5, "options": {"batch": 3}},
+}
+
+
+def run(home: Path, config: TrainConfig | None, run_id: str = "run") -> dict[str, Any]:
+    """Run the flow and read its result."""
+    train(config, run_id=run_id, return_state=True)
+    return json.loads((home / "runs" / run_id / "result.json").read_text())
+
+
+def in_memory(dataset: Dataset, config: TrainConfig) -> FitResult:
+    """The same configuration without Prefect."""
+    devices = {device_id: dataset.load(device_id) for device_id in dataset.device_ids}
+    schedule = config.build_schedule()
+    return fit(config.build_algorithm(), devices, rounds=schedule.rounds, seed=schedule.seed, participation=schedule.participation)
+
+
+def assert_equal_to_the_bit(folder: Path, dataset: Dataset, expected: FitResult) -> None:
+    with np.load(folder / "results/theta.npz") as stored:
+        assert stored["devices"].tolist() == list(dataset.device_ids)
+        np.testing.assert_array_equal(stored["Theta"], np.array([expected.theta[name] for name in dataset.device_ids]).T)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equals_the_run_in_memory_to_the_bit(variant: str, server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
+    dataset = fleet()
+    config = read_config({"dataset": "small", **VARIANTS[variant]})
+    result = run(home, config)
+    expected = in_memory(dataset, config)
+    assert_equal_to_the_bit(home / "runs/run", dataset, expected)
+    assert result["outcome"] == expected.outcome.name == "completed"
+    assert result["uplink_bytes"] == sum(each["uplink_bytes"] for each in expected.history)
+
+
+def test_what_a_run_leaves(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
+    dataset = fleet()
+    config = read_config({"dataset": "small", "rounds": 3, "options": {"alpha": 0.2}})
+    result = run(home, config)
+    expected = in_memory(dataset, config)
+    folder = home / "runs/run"
+
+    # Prefect's records: every task ended, none is missing; and the progress artifact stands at the end.
+    assert result["task_runs"] == 5 + 3 * (5 + 1) + 5
+    assert server.drain(result["flow_run_id"], result["task_runs"]) == {"COMPLETED": result["task_runs"]}
+    with get_client(sync_client=True) as client:
+        artifacts = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[result["flow_run_id"]])))
+    assert [(artifact.type, artifact.data) for artifact in artifacts] == [("progress", 100.0)]
+
+    # The table of devices, against scores made here.
+    table = pq.read_table(folder / "results/devices.parquet").to_pydict()
+    alone = in_memory(dataset, config.model_copy(update={"algorithm": "separate", "options": {}}))
+    assert table["device"] == list(dataset.device_ids)
+    for k, name in enumerate(dataset.device_ids):
+        data = dataset.load(name)
+        assert table["n_train"][k] == data.train.n
+        assert table["rmse_test"][k] == score(DeviceResult(expected.theta[name]), data.test).rmse
+        assert table["rmse_separate"][k] == score(DeviceResult(alone.theta[name]), data.test).rmse
+        np.testing.assert_array_equal(table["theta"][k], expected.theta[name])
+    assert result["a_rmse"] == pytest.approx(np.mean(table["rmse_test"]), rel=1e-14)
+    assert result["a_rmse_separate"] == pytest.approx(np.mean(table["rmse_separate"]), rel=1e-14)
+
+    # MLflow: parameters, a step a round, results; what the run knew of its data is names, counts and hashes.
+    client = MlflowClient(f"sqlite:///{home}/mlflow.db")
+    found = client.get_run(result["mlflow_run_id"])
+    assert found.info.status == "FINISHED"
+    assert found.data.params["option.alpha"] == "0.2"
+    assert found.data.params["option.shrinkage"] == "proximal"
+    assert found.data.tags["fedlin.run_id"] == "run"
+    assert found.data.metrics["a_rmse"] == pytest.approx(result["a_rmse"])
+    losses = client.get_metric_history(result["mlflow_run_id"], "loss")
+    assert [(metric.step, metric.value) for metric in losses] == [(c + 1, each["loss"]) for c, each in enumerate(expected.history)]
+    names = {artifact.path for artifact in client.list_artifacts(result["mlflow_run_id"])}
+    assert names == {"theta.npz", "server.npz", "devices.parquet", "config.json", "manifest.json"}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert set(manifest["devices"][0]) == {"device", "n_train", "n_validation", "n_test", "sha256"}
+    with np.load(folder / "results/server.npz") as stored:
+        np.testing.assert_array_equal(stored["Omega"], expected.server.Omega)
+        np.testing.assert_array_equal(stored["Theta"], expected.server.Theta)
+
+
+def test_no_telemetry_unless_asked_for(server: Orchestrator) -> None:
+    from mlflow.telemetry.utils import is_telemetry_disabled
+    from prefect.settings import get_current_settings
+
+    assert is_telemetry_disabled()
+    assert not get_current_settings().server.analytics_enabled
+
+
+class Faults:
+    """Makes device reads fail with an error that quotes data, for chosen devices and counts of reads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failing: dict[str, set[int]] = {}
+        self.reads: dict[str, int] = {}
+        original = Dataset.loaded
+
+        def loaded(dataset: Dataset, device_id: str) -> Any:
+            self.reads[device_id] = self.reads.get(device_id, 0) + 1
+            if self.reads[device_id] in self.failing.get(device_id, ()):
+                raise RuntimeError("bad row 987654.321")
+            return original(dataset, device_id)
+
+        monkeypatch.setattr(Dataset, "loaded", loaded)
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return Faults(monkeypatch)
+
+
+def test_a_device_that_stumbles_is_retried(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], faults: Faults, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dataset = fleet()
+    config = read_config({"dataset": "small", "rounds": 2})
+    expected = in_memory(dataset, config)
+    faults.failing = {"b": {faults.reads["b"] + 2}}  # its first update
+    run(home, config)
+    assert_equal_to_the_bit(home / "runs/run", dataset, expected)
+    kept = (dataset.path / "device=b/.fedlin/run.error.txt").read_text()
+    assert "987654.321" in kept, "the device keeps the details for itself"
+    out, err = capfd.readouterr()
+    assert "987654" not in out + err
+    assert "Traceback" not in err
+
+
+def test_a_device_that_stays_silent_does_not_end_the_round(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], faults: Faults, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fleet()
+    faults.failing = {"b": {2, 3, 4}}  # its first update and both retries
+    result = run(home, read_config({"dataset": "small", "rounds": 2}))
+    history = [json.loads(str(np.load(home / "runs/run/checkpoint.npz")["ledger"]))["history"][c] for c in range(2)]
+    assert [each["silent"] for each in history] == [["b"], []]
+    assert [each["answered"] for each in history] == [4, 5]
+    assert result["outcome"] == "completed"
+    error = capfd.readouterr().err
+    assert "round 1: no answer, device b: RuntimeError in its local step; the details are in its own folder, .fedlin/run.error.txt" in error
+    assert "987654" not in error
+
+
+def test_quorum_lost_then_resumed(server: Orchestrator, home: Path, fleet: Callable[..., Dataset], faults: Faults) -> None:
+    dataset = fleet()
+    config = read_config({"dataset": "small", "rounds": 3, "algorithm": "separate", "options": {"batch": 2}})
+    expected = in_memory(dataset, config)
+    first = {name: faults.reads[name] for name in dataset.device_ids}
+    faults.failing = {name: set(range(first[name] + 3, first[name] + 6)) for name in ("a", "b", "c")}  # round 2 and its retries
+    lost = run(home, config)
+    assert (lost["outcome"], lost["ok"], lost["rounds"], lost["a_rmse"]) == ("quorum_lost", False, 1, None)
+    assert "2 answers of 5 devices" in lost["message"]
+    found = MlflowClient(f"sqlite:///{home}/mlflow.db").get_run(lost["mlflow_run_id"])
+    assert found.info.status == "FAILED"
+    resumed = run(home, None)
+    assert (resumed["outcome"], resumed["rounds"]) == ("completed", 3)
+    assert resumed["mlflow_run_id"] == lost["mlflow_run_id"]
+    assert_equal_to_the_bit(home / "runs/run", dataset, expected)
+
+
+def test_a_partition_that_changes_during_a_run_is_noticed(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], faults: Faults
+) -> None:
+    dataset = fleet()
+    faults.failing = {name: set(range(3, 6)) for name in dataset.device_ids}
+    config = read_config({"dataset": "small", "rounds": 3})
+    assert run(home, config)["outcome"] == "quorum_lost"
+    partition = dataset.path / "device=c/part-0.parquet"
+    other = dataset.path / "device=d/part-0.parquet"
+    partition.write_bytes(other.read_bytes())
+    faults.failing = {}
+    run(home, None)
+    ledger = json.loads(str(np.load(home / "runs/run/checkpoint.npz")["ledger"]))
+    assert [each["silent"] for each in ledger["history"]] == [[], ["c"], ["c"]]
+
+
+def test_enrolment_refuses_a_device_that_breaks_the_contract(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
+    dataset = fleet()
+    (dataset.path / "device=c/part-0.parquet").write_bytes(b"PAR1")
+    state = train(read_config({"dataset": "small"}), run_id="run", return_state=True)
+    refusal = state.result(raise_on_failure=False)
+    assert isinstance(refusal, Misuse)
+    assert str(refusal).startswith("1 of 5 devices cannot take part: device=c/part-0.parquet: not a readable parquet file")
+    assert not (home / "runs").exists()
+
+
+def test_an_ended_run_is_not_run_again(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
+    dataset = fleet()
+    config = read_config({"dataset": "small", "rounds": 2})
+    first = run(home, config)
+    again = run(home, None)
+    assert again["rounds"] == first["rounds"] == 2
+    assert again["a_rmse"] == first["a_rmse"]
+    assert_equal_to_the_bit(home / "runs/run", dataset, in_memory(dataset, config))
