@@ -34,11 +34,13 @@ from fedcore.algorithm import Aggregated, BatchedAlgorithm, Continue, DeviceResu
 from fedcore.errors import Misuse
 from fedcore.linear import LocalProblem, LocalSteps
 from fedcore.messages import DeviceInfo, Stacked, stacked
-from fedcore.rows import DeviceData, Floats
+from fedcore.rows import DeviceData, Floats, Scalar
 
 DEFAULT_FLOOR = 1e-2
 """Added to Omega's diagonal where it is inverted; without it, devices that are silent for long are shrunk to zero and
 stay there."""
+
+EPSILON, TINY = float(np.finfo(float).eps), float(np.finfo(float).tiny)
 
 
 class Server(NamedTuple):
@@ -200,19 +202,15 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         Omega = scaled.T @ scaled
         Omega += (1.0 - self.alpha) * server.Omega
         pull = server.pull if self._proximal else self._pull(Theta, Omega)
-        change = float(np.linalg.norm(Theta - server.Theta) / max(np.linalg.norm(Theta), np.finfo(float).tiny))
+        change = _norm(Theta - server.Theta) / max(_norm(Theta), TINY)
         settled = change if len(chosen) == K else np.inf
         return Aggregated(Server(Theta, Omega, prior_rate, pull, settled, 0), 1.0, Info(change))
 
     def _shrink(self, V: Floats, Omega: Floats, prior_rate: Floats) -> Floats:
         """The proximal step on all columns: V - V (Omega + 2 D)^-1 2 D."""
-        system = self._floored(Omega)
-        diagonal = np.einsum("kk->k", system)
-        diagonal += 2.0 * prior_rate
-        # Omega is positive semi-definite up to rounding; this keeps the factorisation so at any scale of the targets.
-        diagonal += len(diagonal) * np.finfo(float).eps * diagonal.max()
-        # A symmetric matrix's transpose is itself in the column-major order that LAPACK works on without a copy.
-        _, solved, _ = dposv(system.T, V.T, overwrite_a=1)
+        # Omega is positive semi-definite up to rounding; the last term keeps the factorisation so at any scale of the targets.
+        added = self._floor + 2.0 * prior_rate + len(Omega) * EPSILON * Omega.diagonal().max()
+        _, solved, _ = dposv(_raised(Omega, added), V.T, overwrite_a=1)
         return V - solved.T * (2.0 * prior_rate)
 
     def _stable(self, Omega: Floats, chosen: NDArray[np.intp], prior_rate: Floats) -> bool:
@@ -221,20 +219,15 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
 
         With one rate for all this says: prior rate / lambda_min(Omega) < 1.
         """
-        system = self._floored(Omega)
-        system[chosen, chosen] -= prior_rate
-        return bool(dpotrf(system.T, overwrite_a=1)[1] == 0)
+        added = np.full(len(Omega), self._floor)
+        added[chosen] -= prior_rate
+        return bool(dpotrf(_raised(Omega, added), overwrite_a=1)[1] == 0)
 
     def _pull(self, Theta: Floats, Omega: Floats) -> Floats:
         """The aggregates, Theta Omega^-1. Where Omega is singular they are of no use, and `_stable` ends the run if a
         step takes them."""
-        _, solved, _ = dposv(self._floored(Omega).T, Theta.T, overwrite_a=1)
+        _, solved, _ = dposv(_raised(Omega, self._floor), Theta.T, overwrite_a=1)
         return solved.T
-
-    def _floored(self, Omega: Floats) -> Floats:
-        system = Omega.copy()
-        np.einsum("kk->k", system)[:] += self._floor
-        return system
 
     def _failed(self, server: Server, failure: Failure) -> Aggregated:
         """The run ends with the last estimate from before the failure."""
@@ -249,3 +242,15 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
 
     def finalize(self, down: Down, device: LocalProblem, data: DeviceData) -> DeviceResult:
         return DeviceResult(down.theta)
+
+
+def _raised(Omega: Floats, added: Scalar) -> Floats:
+    """A copy of Omega with `added`, one number or K, on its diagonal, in the column-major order that LAPACK works on in place."""
+    system = Omega.copy()
+    system.ravel()[:: len(system) + 1] += added
+    return system.T
+
+
+def _norm(matrix: Floats) -> float:
+    """Frobenius norm."""
+    return float(np.sqrt(np.vdot(matrix, matrix)))

@@ -19,6 +19,8 @@ from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec, Outcome
 from fedcore.errors import Misuse
 from fedcore.messages import Broadcast, DeviceInfo, Receipt, nbytes, stacked
 
+RECEIPT_BYTES = nbytes(Receipt(0, 0.0))
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -204,13 +206,13 @@ def rounds(algorithm: AnyAlgorithm, spec: FleetSpec, backend: Backend, schedule:
         else:
             server, fraction, info = backend.aggregate(state.server, answers)
             state = _advanced(state, server, answers.answered, fraction, main=phase == "main")
-            loss = float(np.mean(stacked(answers.infos).loss))
+            loss = float(np.asarray(stacked(answers.infos).loss).mean())
             status = algorithm.status(server)
             if isinstance(status, Outcome):
                 outcome = status
             elif state.main_rounds == schedule.rounds:
                 outcome = Outcome("completed", f"all {schedule.rounds} rounds were run", ok=True)
-        uplink, downlink = nbytes(answers.ups) + nbytes(answers.infos), nbytes(downs) + len(cohort) * nbytes(Receipt(0, 0.0))
+        uplink, downlink = nbytes(answers.ups) + nbytes(answers.infos), nbytes(downs) + len(cohort) * RECEIPT_BYTES
         yield RoundReport(round_num, phase, cohort, answers.answered, state, loss, info, uplink, downlink, outcome)
         if outcome:
             return

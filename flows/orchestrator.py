@@ -13,6 +13,7 @@ import os
 import queue
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from fedcore.errors import FedlinError, Misuse
+from tasks.tracking.lock import alone
 
 POLL = 0.5
 STOP_LIMIT = 15.0
@@ -80,7 +82,7 @@ class Orchestrator:
             If the server does not answer.
         """
         try:
-            with get_client(sync_client=True) as client:
+            with self._client() as client:
                 counts = {state.value: _count(client, flow_run_id, [state]) for state in StateType}
         except httpx.HTTPError as error:
             raise FedlinError(f"the Prefect server at {self.api_url} does not answer ({type(error).__name__})") from None
@@ -130,9 +132,14 @@ class Orchestrator:
         if made > backlog:
             self._await_ends(flow_run_id, made - backlog, patience)
 
+    def _client(self) -> SyncPrefectClient:
+        # Prefect's own client knows how to authenticate; by itself it would start a server where no address is set.
+        with temporary_settings({PREFECT_API_URL: self.api_url}):
+            return get_client(sync_client=True)
+
     def _await_ends(self, flow_run_id: UUID | str, number: int, patience: float) -> None:
         ended, progress = 0, time.monotonic()
-        with get_client(sync_client=True) as client:
+        with self._client() as client:
             while time.monotonic() - progress < patience:
                 with contextlib.suppress(httpx.HTTPError):
                     latest = _count(client, flow_run_id, TERMINAL_STATES)
@@ -186,6 +193,7 @@ def orchestrator(home: Path, *, start_timeout: float = 120) -> Iterator[Orchestr
             _flush_events(EVENTS_LIMIT)
         return
     with _private_server(home, start_timeout) as (url, server), temporary_settings({PREFECT_API_URL: url}):
+        _flush_events(EVENTS_LIMIT)  # a worker that this process already has would go on telling its earlier server
         try:
             yield Orchestrator(url)
         finally:
@@ -211,32 +219,33 @@ def _flush_events(limit: float) -> None:
 @contextlib.contextmanager
 def _private_server(home: Path, start_timeout: float) -> Iterator[tuple[str, subprocess.Popen]]:
     log = home / "prefect-server.log"
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        stderr = log.open("ab")
-    except OSError as error:
-        raise Misuse(f"the Prefect server needs a writable folder, and {home} is not ({error.strerror}): choose another one") from None
-    # -P and sys.path.append: neither the working directory nor ours may shadow a library in the server.
-    start = "import sys; sys.path.append(sys.argv[1]); from flows.orchestrator import _serve; _serve()"
-    command = [sys.executable, "-P", "-c", start, str(Path(__file__).resolve().parents[1])]
     environment = {"PREFECT_HOME": str(home.resolve())} | SERVER_DEFAULTS | os.environ
-    with (
-        stderr,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True
-        ) as server,
-    ):
+    # -P and sys.path.append: neither the working directory nor ours may shadow a library in the server.
+    serve = "import sys; sys.path.append(sys.argv[1]); from flows.orchestrator import _serve; _serve()"
+    command = [sys.executable, "-P", "-c", serve, str(Path(__file__).resolve().parents[1])]
+    with contextlib.ExitStack() as starting:
         try:
-            assert server.stdout is not None
-            url = f"http://127.0.0.1:{server.stdout.readline().decode().strip()}/api"
-            _await_health(url, server, log, start_timeout)
-            yield url, server
-        finally:
-            server.terminate()
+            # Prefect does not keep two servers from creating one database at the same time, and then both fail.
+            starting.enter_context(alone(Path(environment["PREFECT_HOME"]) / "starting.lock", timeout=start_timeout))
+            home.mkdir(parents=True, exist_ok=True)
+            stderr = starting.enter_context(log.open("ab"))
+        except (OSError, sqlite3.OperationalError) as error:
+            raise Misuse(f"a private Prefect server cannot use the folder {home} ({error}): choose one that can be written") from None
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True
+        ) as server:
             try:
-                server.wait(STOP_LIMIT)
-            except subprocess.TimeoutExpired:
-                server.kill()
+                assert server.stdout is not None
+                url = f"http://127.0.0.1:{server.stdout.readline().decode().strip()}/api"
+                _await_health(url, server, log, start_timeout)
+                starting.close()
+                yield url, server
+            finally:
+                server.terminate()
+                try:
+                    server.wait(STOP_LIMIT)
+                except subprocess.TimeoutExpired:
+                    server.kill()
 
 
 def _await_health(url: str, server: subprocess.Popen, log: Path, start_timeout: float) -> None:
@@ -282,7 +291,7 @@ def _unbounded(subscription: type) -> type:
 
 def _end_with_parent() -> None:
     """Wait for the end of the parent, which closes the pipe on standard input, and end this process: politely, then at once."""
-    sys.stdin.buffer.read()
+    os.read(sys.stdin.fileno(), 1)  # not sys.stdin.read(), whose lock Python wants for itself when it ends
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(STOP_LIMIT)
     os._exit(1)

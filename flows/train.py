@@ -31,7 +31,7 @@ from tasks.results import figures, write_results
 from tasks.server import aggregate
 from tasks.tracking.runs import Tracker
 
-THREADS = 8
+THREADS = 4
 """Device tasks at a time; their arithmetic is short, so more threads only queue for the interpreter."""
 
 

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedcore.algorithm import ALGORITHMS
 from fedcore.data import open_dataset
 from fedcore.errors import DataError, FedlinError, Misuse
 from flows.config import TrainConfig, parse_options, read_config
@@ -37,7 +38,7 @@ REPORTED = (
 
 def command(
     name: Annotated[str | None, typer.Argument(help="Name of a data set.", show_default=False)] = None,
-    algorithm: Annotated[str | None, typer.Option(help="hm1 (the default) or separate.", show_default=False)] = None,
+    algorithm: Annotated[str | None, typer.Option(help=f"One of {', '.join(sorted(ALGORITHMS))}; hm1 by default.", show_default=False)] = None,
     rounds: Annotated[int | None, typer.Option(help="The most communication rounds, 30 by default.", show_default=False)] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="An option of the algorithm, name=value; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Root of all random numbers, 0 by default.", show_default=False)] = None,

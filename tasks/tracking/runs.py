@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import re
-import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 from sqlalchemy import URL, make_url
 
 from fedcore.errors import Misuse
+from tasks.tracking.lock import alone
 
 RUN_ID = "fedlin.run_id"
 ROUND = "round_num"
@@ -77,7 +77,7 @@ class Tracker:
             If the store cannot be reached, written or understood, or the experiment has been deleted in it.
         """
         uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or _sqlite(default_store)
-        with _usable(uri), _alone(uri):
+        with _usable(uri), _creation(uri):
             client = MlflowClient(uri)
             found = client.get_experiment_by_name(experiment)
             if found is None:
@@ -219,20 +219,10 @@ def _usable(uri: str) -> Iterator[None]:
         ) from None
 
 
-@contextlib.contextmanager
-def _alone(uri: str) -> Iterator[None]:
-    """Let one process at a time create or migrate a SQLite store: MLflow itself does not, and the second one fails.
-
-    The lock is an exclusive transaction in a file beside it, which the system ends with the process that holds it.
-    """
+def _creation(uri: str) -> contextlib.AbstractContextManager[None]:
+    """Let one process at a time create a SQLite store: MLflow does not, and the tables of two processes collide."""
     database = make_url(uri).database if uri.startswith("sqlite") else None
-    if not database:
-        yield
-        return
-    Path(database).parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(sqlite3.connect(f"{database}.lock", timeout=120, isolation_level=None)) as lock:
-        lock.execute("BEGIN EXCLUSIVE")
-        yield
+    return alone(Path(f"{database}.lock")) if database else contextlib.nullcontext()
 
 
 def _sqlite(store: Path) -> str:

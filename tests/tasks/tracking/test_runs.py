@@ -1,0 +1,223 @@
+"""A run in MLflow: what is sent, what is sent again, and what never is."""
+
+import logging
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+import tasks
+from fedcore.errors import Misuse
+from tasks.tracking.runs import Tracker
+
+RECORDS = [{"round_num": n, "change": 1 / n, "answered": 4} for n in range(1, 6)]
+
+
+@pytest.fixture(autouse=True)
+def no_store_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One store for the module: to create one takes seconds."""
+    return tmp_path_factory.mktemp("mlflow")
+
+
+@pytest.fixture
+def tracker(root: Path) -> Tracker:
+    return open_tracker(root)
+
+
+@pytest.fixture
+def run_id(request: pytest.FixtureRequest) -> str:
+    return request.node.name
+
+
+def open_tracker(root: Path, experiment: str = "meters") -> Tracker:
+    return Tracker.open(None, default_store=root / "mlflow.db", artifacts=root / "artifacts", experiment=experiment)
+
+
+def history(tracker: Tracker, name: str) -> list[tuple[int, float]]:
+    """Steps and values, in the order in which they came."""
+    return [(each.step, each.value) for each in MlflowClient(tracker.uri).get_metric_history(tracker.mlflow_run_id, name)]
+
+
+def test_a_run_from_start_to_finish(tracker: Tracker, run_id: str, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "inner" / "devices.parquet").write_bytes(b"PAR1")
+    tracker.start(run_id, params={"algorithm": "hm1"}, tags={"mlflow.source.git.commit": "abc"})
+    for count in range(1, 6):
+        tracker.log_rounds(RECORDS[:count])
+    assert tracker.finish("FINISHED", metrics={"a_rmse": 0.5}, artifacts=tmp_path)
+
+    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+    run = client.get_run(tracker.mlflow_run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"algorithm": "hm1"}
+    assert run.data.tags["fedlin.run_id"] == run_id
+    assert run.data.tags["mlflow.source.git.commit"] == "abc"
+    assert run.data.metrics["a_rmse"] == 0.5
+    assert history(tracker, "change") == [(n, 1 / n) for n in range(1, 6)]
+    assert {each.path for each in client.list_artifacts(run.info.run_id)} == {"config.json", "inner"}
+    stored = root / "artifacts" / run.info.run_id / "artifacts"
+    assert (stored / "inner" / "devices.parquet").read_bytes() == b"PAR1"
+
+
+def test_one_batch_a_round(tracker: Tracker, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker.start(run_id, params={}, tags={})
+    sent = []
+    monkeypatch.setattr(tracker._client, "log_batch", lambda run, metrics: sent.append({each.step for each in metrics}))
+    tracker.log_rounds(RECORDS[:2])
+    tracker.log_rounds(RECORDS[:2])
+    tracker.log_rounds(RECORDS[:3])
+    assert sent == [{1}, {2}, {3}]
+
+
+def test_an_interrupted_run_is_continued(root: Path, run_id: str) -> None:
+    first = open_tracker(root)
+    first.start(run_id, params={"rounds": "5"}, tags={})
+    first.log_rounds(RECORDS[:3])
+    second = open_tracker(root)
+    second.start(run_id, params={"rounds": "9", "resumed": "yes"}, tags={})
+    second.log_rounds(RECORDS)
+    assert second.mlflow_run_id == first.mlflow_run_id
+    assert second.finish("FINISHED", metrics={}, artifacts=None)
+    assert [step for step, _ in history(second, "change")] == [1, 2, 3, 4, 5]
+    run = MlflowClient(second.uri).get_run(second.mlflow_run_id)
+    assert run.data.params == {"rounds": "5", "resumed": "yes"}  # MLflow refuses to change a parameter
+
+
+def test_a_failed_run_runs_again_when_it_is_continued(root: Path, run_id: str) -> None:
+    first = open_tracker(root)
+    first.start(run_id, params={}, tags={})
+    assert first.finish("FAILED", metrics={}, artifacts=None)
+    second = open_tracker(root)
+    second.start(run_id, params={}, tags={})
+    assert MlflowClient(second.uri).get_run(second.mlflow_run_id).info.status == "RUNNING"
+
+
+def test_rounds_of_an_outage_are_sent_afterwards(
+    tracker: Tracker, run_id: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker.start(run_id, params={}, tags={})
+    tracker.log_rounds(RECORDS[:1])
+    with monkeypatch.context() as outage, caplog.at_level(logging.WARNING):
+        outage.setattr(tracker._client, "log_batch", _raise)
+        for count in range(2, 5):
+            tracker._try_at = 0.0
+            tracker.log_rounds(RECORDS[:count])
+    warnings = [each.getMessage() for each in caplog.records if each.name == "tasks.tracking.runs"]
+    assert len(warnings) == 1
+    assert "\n" not in warnings[0]
+    assert [step for step, _ in history(tracker, "change")] == [1]
+    tracker._try_at = 0.0
+    tracker.log_rounds(RECORDS)
+    assert [step for step, _ in history(tracker, "change")] == [1, 2, 3, 4, 5]
+
+
+def test_a_store_that_is_away_costs_a_tenth_of_the_time_at_most(tracker: Tracker, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker.start(run_id, params={}, tags={})
+    now = 0.0
+    attempts = []
+
+    def slow(*args, **kwargs):
+        nonlocal now
+        attempts.append(now)
+        now += 20.0
+        raise ConnectionError("nobody answers")
+
+    monkeypatch.setattr("tasks.tracking.runs.time.monotonic", lambda: now)
+    monkeypatch.setattr(tracker._client, "log_batch", slow)
+    for count in range(1, 501):
+        tracker.log_rounds([{"round_num": n} for n in range(1, count + 1)])
+        now += 1.0
+    assert len(attempts) >= 2
+    assert len(attempts) * 20.0 <= 0.1 * now + 20.0
+
+
+def test_an_outage_at_the_end_is_told(tracker: Tracker, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker.start(run_id, params={}, tags={})
+    tracker.log_rounds(RECORDS)
+    with monkeypatch.context() as outage:
+        outage.setattr(tracker._client, "log_artifacts", _raise)
+        assert not tracker.finish("FINISHED", metrics={}, artifacts=tmp_path)
+    assert tracker.finish("FINISHED", metrics={}, artifacts=tmp_path)
+
+
+def test_finish_sends_the_rounds_that_are_left(tracker: Tracker, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker.start(run_id, params={}, tags={})
+    with monkeypatch.context() as outage:
+        outage.setattr(tracker._client, "log_batch", _raise)
+        tracker.log_rounds(RECORDS)
+    assert tracker.finish("FINISHED", metrics={}, artifacts=None)
+    assert [step for step, _ in history(tracker, "change")] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_values_that_are_not_finite_are_never_sent(tracker: Tracker, run_id: str, value: float) -> None:
+    tracker.start(run_id, params={}, tags={})
+    tracker.log_rounds([{"round_num": 1, "change": value, "answered": 4}])
+    assert tracker.finish("FAILED", metrics={"a_rmse": value}, artifacts=None)
+    metrics = MlflowClient(tracker.uri).get_run(tracker.mlflow_run_id).data.metrics
+    assert metrics == {"round_num": 1, "answered": 4}
+
+
+def test_long_parameters_are_left_out_not_cut(tracker: Tracker, run_id: str) -> None:
+    tracker.start(run_id, params={"long": "x" * 6001, "longest": "x" * 6000}, tags={})
+    params = MlflowClient(tracker.uri).get_run(tracker.mlflow_run_id).data.params
+    assert params == {"longest": "x" * 6000}
+
+
+@pytest.mark.parametrize(
+    "uri", ["nowhere://store", "sqlite://mlflow.db", "not a store", "http://127.0.0.1:9", "http://user:secret@127.0.0.1:9"]
+)
+def test_an_unusable_store_is_one_line(uri: str, tmp_path: Path) -> None:
+    with pytest.raises(Misuse, match=r"^the MLflow store .* cannot be used .*: set MLFLOW_TRACKING_URI to ") as caught:
+        Tracker.open(uri, default_store=tmp_path / "mlflow.db", artifacts=tmp_path, experiment="meters")
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+def test_a_store_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Misuse, match=r"^the MLflow store .* cannot be used .*: set MLFLOW_TRACKING_URI to "):
+        open_tracker(tmp_path / "file")
+
+
+def test_the_environment_names_the_store(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{root / 'mlflow.db'}")
+    tracker = open_tracker(tmp_path)
+    assert tracker.uri == f"sqlite:///{root / 'mlflow.db'}"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_deleted_experiment_is_not_used(root: Path) -> None:
+    tracker = open_tracker(root, "old")
+    MlflowClient(tracker.uri).delete_experiment(tracker._experiment_id)
+    with pytest.raises(Misuse, match="'old' has been deleted"):
+        open_tracker(root, "old")
+
+
+@pytest.mark.slow
+def test_processes_that_start_at_once_share_a_new_store(tmp_path: Path) -> None:
+    start = (
+        "import sys; from pathlib import Path; from tasks.tracking.runs import Tracker\n"
+        "root = Path(sys.argv[1]); t = Tracker.open(None, default_store=root / 'mlflow.db', artifacts=root, experiment='meters')\n"
+        "t.start(sys.argv[2], params={}, tags={}); print(t._experiment_id)"
+    )
+    command = [sys.executable, "-c", start, str(tmp_path)]
+    directory = Path(tasks.__file__).parents[1]
+    processes = [subprocess.Popen([*command, f"run-{n}"], cwd=directory, stdout=subprocess.PIPE, text=True) for n in range(3)]
+    answers = {process.communicate()[0] for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert len(answers) == 1
+
+
+def _raise(*args, **kwargs):
+    raise ConnectionError("nobody answers\nand a second line")
