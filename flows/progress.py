@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
+from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from rich.console import Console
@@ -21,7 +23,8 @@ class RunProgress:
         self._bar = bar
         self._total = total
         self._row = bar.add_task("starting", total=total, completed=done)
-        self._artifact = create_progress_artifact(100.0 * done / total, key="rounds", description=f"{total} communication rounds")
+        artifact = create_progress_artifact(100.0 * done / total, key="rounds", description=f"{total} communication rounds")
+        self._artifact = cast("UUID", artifact)  # a coroutine only where the caller is one
 
     def say(self, text: str) -> None:
         """A line of its own, above the bar."""

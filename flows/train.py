@@ -31,8 +31,8 @@ from tasks.results import figures, write_results
 from tasks.server import aggregate
 from tasks.tracking.runs import Tracker
 
-THREADS = 4
-"""Device tasks at a time; their arithmetic is short, so more threads only queue for the interpreter."""
+THREADS: Any = ThreadPoolTaskRunner(max_workers=4)
+"""Device tasks at a time. Their arithmetic is short, and more threads only queue for the interpreter."""
 
 
 def new_run_id() -> str:
@@ -40,7 +40,7 @@ def new_run_id() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
-@flow(name="fedlin-train", flow_run_name="{run_id}", task_runner=ThreadPoolTaskRunner(max_workers=THREADS), persist_result=False)
+@flow(name="fedlin-train", flow_run_name="{run_id}", task_runner=THREADS, persist_result=False)
 def train(config: TrainConfig | None = None, run_id: str | None = None) -> State[None]:
     """Train on a data set, or go on with a run that was interrupted.
 

@@ -17,6 +17,8 @@ from fedcore.errors import DataError, FedlinError, Misuse
 from flows.config import TrainConfig, parse_options, read_config
 from flows.workspace import Workspace
 
+KNOWN = ", ".join(sorted(ALGORITHMS))
+
 REPORTED = (
     "run_id",
     "algorithm",
@@ -38,7 +40,7 @@ REPORTED = (
 
 def command(
     name: Annotated[str | None, typer.Argument(help="Name of a data set.", show_default=False)] = None,
-    algorithm: Annotated[str | None, typer.Option(help=f"One of {', '.join(sorted(ALGORITHMS))}; hm1 by default.", show_default=False)] = None,
+    algorithm: Annotated[str | None, typer.Option(help=f"One of {KNOWN}; hm1 by default.", show_default=False)] = None,
     rounds: Annotated[int | None, typer.Option(help="The most communication rounds, 30 by default.", show_default=False)] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="An option of the algorithm, name=value; repeatable.")] = None,
     seed: Annotated[int | None, typer.Option(help="Root of all random numbers, 0 by default.", show_default=False)] = None,
@@ -91,12 +93,13 @@ def _run(settings: TrainConfig | None, resume: str | None) -> dict[str, Any]:
 
     workspace = Workspace.find()
     run_id = resume or new_run_id()
+    typer.echo(f"run {run_id} on data set {settings.dataset}" if settings else f"run {run_id} goes on", err=True)
     with orchestrator(workspace.prefect_home) as server:
         state = train(settings, run_id=run_id, return_state=True)
-        folder = workspace.runs / run_id
-        if not state.is_final() or not (folder / "result.json").exists():
+        folder = RunFolder(workspace.runs / run_id)
+        result = folder.read_json("result.json") if (folder.path / "result.json").exists() else {}
+        if result.get("flow_run_id") != str(state.state_details.flow_run_id):
             raise _why(state, run_id)
-        result = RunFolder(folder).read_json("result.json")
         counts = server.drain(result["flow_run_id"], result["task_runs"])
     result["task_runs_recorded"] = finished(counts)
     if finished(counts) != result["task_runs"]:

@@ -164,7 +164,8 @@ def test_proximal_is_refused_or_ends_finite(alpha, eta, batch, gradient, prior_r
             Hm1(alpha=alpha, eta=eta, batch=batch, gradient=gradient, prior_rate=prior_rate), fleet, rounds=C, participation=participation
         )
     except Misuse as refusal:
-        assert "is not stable" in str(refusal)
+        if "is not stable" not in str(refusal):
+            raise
         return
     assert result.outcome.ok
     assert all(np.isfinite(theta).all() for theta in result.theta.values())

@@ -27,7 +27,7 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True)
 class Damped(Algorithm[Total, Total, Empty, Total]):
-    """Each device proposes 1 a round and the server applies a fraction: its total is the sum of the devices' own, or receipts are broken."""
+    """Each device proposes 1 a round, and the server applies a fraction: its total is the sum of the devices' own."""
 
     fraction: float = 0.25
 
