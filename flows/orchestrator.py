@@ -2,7 +2,7 @@
 
 A private server is one child process, bound to a free port of the loopback, with its SQLite database under the run's home.
 Its standard input is a pipe that the parent holds open and never writes to: when the parent goes, however it goes, the pipe
-closes and the server ends itself. So no server outlives its run, on any system, without signals or process groups.
+closes and the server ends itself. So no server outlives its run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import tasks  # noqa: F401  # isort: skip  (settles the environment, which prefect reads on import)
+import tasks as tasks  # isort: skip  (settles the environment, which prefect reads on import)
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import TERMINAL_STATES, StateType
@@ -32,8 +32,9 @@ from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from fedcore.errors import FedlinError, Misuse
-from tasks.tracking.lock import alone
+from tasks.lock import alone
 
+# In seconds: between two looks at the records; for a server to end, before it is killed; for the last events to be sent.
 POLL = 0.5
 STOP_LIMIT = 15.0
 EVENTS_LIMIT = 60.0
@@ -231,6 +232,7 @@ def _private_server(home: Path, start_timeout: float) -> Iterator[tuple[str, sub
             stderr = starting.enter_context(log.open("ab"))
         except (OSError, sqlite3.OperationalError) as error:
             raise Misuse(f"a private Prefect server cannot use the folder {home} ({error}): choose one that can be written") from None
+        # In a session of its own: Ctrl-C is meant for the run, which has last records to send after it.
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=environment, start_new_session=True
         ) as server:
@@ -270,7 +272,7 @@ def _serve() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     os.write(sys.stdout.fileno(), b"%d\n" % listener.getsockname()[1])
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe after the port
-    # An ephemeral app records events and task runs, and does without UI, schedules and triggers: nobody would use them here.
+    # An ephemeral app does without UI, schedules and other services that nobody would use here.
     app = create_app(ephemeral=True, final=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[listener])
 

@@ -15,6 +15,7 @@ from prefect import flow, unmapped
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture
+from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
@@ -23,6 +24,7 @@ from fedcore.data import DeviceCard, open_dataset
 from fedcore.errors import DeviceFailure, Misuse
 from fedcore.rounds import Answers, Call, RunState, Schedule, draw_cohort, rounds
 from flows.config import TrainConfig
+from flows.orchestrator import Orchestrator
 from flows.progress import run_progress
 from flows.workspace import Workspace
 from tasks.checkpoint import Checkpoint, Record, RunFolder, record
@@ -104,6 +106,7 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
         "flow_run_id": _flow_run_id(),
         "task_runs": fleet.task_runs,
     }
+    tracker.log_rounds([_scalars(each) for each in checkpoint.history])  # a run that had ended may be known there in part only
     metrics = {name: value for name, value in result.items() if isinstance(value, int | float) and not isinstance(value, bool)}
     tracker.finish("FINISHED" if outcome.ok else "FAILED", metrics=metrics, artifacts=folder.results if reports else None)
     folder.write_json("result.json", result)
@@ -126,8 +129,15 @@ def _run_rounds(fleet: Fleet, folder: RunFolder, tracker: Tracker, schedule: Sch
             else:
                 checkpoint = checkpoint._replace(outcome=report.outcome)
             progress.show(report, fleet.silent)
+            _await_recorder(fleet)
             started = time.perf_counter()
     return checkpoint
+
+
+def _await_recorder(fleet: Fleet) -> None:
+    """Tasks are made faster than a server records them; one that is too far behind would lose their ends."""
+    if url := PREFECT_API_URL.value():
+        Orchestrator(url).pace(_flow_run_id(), fleet.task_runs)
 
 
 class Fleet:

@@ -16,8 +16,9 @@ DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # A line for each of thousands of tasks would hide the progress; sent to the API as well, it would slow every task.
-    "PREFECT_LOGGING_LEVEL": "WARNING",
+    # A line for each of thousands of tasks, or a traceback for each that failed, would hide the progress, which says of each
+    # silent device why; sent to the API as well, it would slow every task.
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
     # MLflow logs what it raises too, as tracebacks over many lines; and no progress bar or link for each upload and run.
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",

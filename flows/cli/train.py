@@ -147,7 +147,9 @@ def _why(state: Any, run_id: str) -> FedlinError:
     found = state.result(raise_on_failure=False)
     if isinstance(found, FedlinError):
         return found
-    return FedlinError(f"run {run_id} stopped ({type(found).__name__}): go on with fedlin train --resume {run_id}")
+    return FedlinError(
+        f"run {run_id} stopped ({type(found).__name__}): PREFECT_LOGGING_LEVEL=ERROR shows why; go on with fedlin train --resume {run_id}"
+    )
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 from sqlalchemy import URL, make_url
 
 from fedcore.errors import Misuse
-from tasks.tracking.lock import alone
+from tasks.lock import alone
 
 RUN_ID = "fedlin.run_id"
 ROUND = "round_num"
