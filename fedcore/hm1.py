@@ -187,7 +187,7 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
 
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
         up, chosen = stacked(ups), np.asarray(cohort)
-        if not np.isfinite(up.theta).all():
+        if not (np.isfinite(up.theta).all() and np.isfinite(up.prior_rate).all()):
             return self._failed(server, Failure.NOT_FINITE)
         V, prior_rate = server.Theta.copy(), server.prior_rate.copy()
         V[:, chosen], prior_rate[chosen] = up.theta.T, up.prior_rate
@@ -199,8 +199,11 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
             return self._failed(server, Failure.UNSTABLE_STEP)
         d, K = Theta.shape
         scaled = np.sqrt(self.alpha / d) * Theta
-        Omega = scaled.T @ scaled
+        with np.errstate(over="ignore"):
+            Omega = scaled.T @ scaled
         Omega += (1.0 - self.alpha) * server.Omega
+        if not np.isfinite(Omega.trace()):
+            return self._failed(server, Failure.NOT_FINITE)
         pull = server.pull if self._proximal else self._pull(Theta, Omega)
         change = _norm(Theta - server.Theta) / max(_norm(Theta), TINY)
         settled = change if len(chosen) == K else np.inf

@@ -98,13 +98,17 @@ class LocalSteps:
         Raises
         ------
         Misuse
-            Where a stated `eta` is not stable on a device's rows; names the largest rate that is.
+            Where a stated `eta` is not stable on a device's rows (names the largest rate that is), or values are so large that
+        their squares overflow.
         """
         rows = [data.train for data in datas]
         n = np.array([float(part.n) for part in rows])
-        gram = np.array([part.X.T @ part.X for part in rows]) / n[:, None, None]
-        moment = np.array([part.X.T @ part.y for part in rows]) / n[:, None]
-        power = np.array([part.y @ part.y for part in rows]) / n
+        with np.errstate(over="ignore", invalid="ignore"):
+            gram = np.array([part.X.T @ part.X for part in rows]) / n[:, None, None]
+            moment = np.array([part.X.T @ part.y for part in rows]) / n[:, None]
+            power = np.array([part.y @ part.y for part in rows]) / n
+        if not (np.isfinite(gram).all() and np.isfinite(power).all()):
+            raise Misuse("the squares of this device's values overflow: scale features and target in the contract")
         values, vectors = np.linalg.eigh(gram)
         kept = values > RANK_TOLERANCE * values[:, -1:]
         values = np.where(kept, values, 0.0)

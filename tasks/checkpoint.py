@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +24,7 @@ from fedcore.data.files import sync_folder, write_durably
 from fedcore.errors import Misuse
 from fedcore.rounds import RoundReport, RunState
 from fedcore.trees import npz, pack, unpack
+from tasks.lock import alone
 
 Record = dict[str, Any]
 """A round's scalars by name, None where one is not finite, with the ids of its silent devices."""
@@ -67,39 +70,63 @@ class RunFolder:
         """Folder of what the run found."""
         return self.path / "results"
 
-    @classmethod
-    def create(cls, runs: Path, run_id: str, config: Mapping[str, Any], manifest: Mapping[str, Any]) -> RunFolder:
+    def refuse_existing(self) -> None:
+        """Raises Misuse where a run of this name has begun: its devices hold its state under this name."""
+        if self.path.exists():
+            raise Misuse(f"there is a run {self.run_id} already: resume it, or choose another id")
+
+    def create(self, config: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
         """Make the folder of a new run.
 
         Raises
         ------
         Misuse
-            Where the runs folder cannot be written, or the run exists.
+            Where the runs folder cannot be written.
         """
-        folder = cls(runs / run_id)
         try:
-            folder.path.mkdir(parents=True)
-            folder.write_json("manifest.json", manifest)
-            folder.write_json("config.json", config)
-        except FileExistsError:
-            raise Misuse(f"there is a run {run_id} already: resume it, or choose another id") from None
+            self.path.mkdir(parents=True)
+            self.write_json("manifest.json", manifest)
+            self.write_json("config.json", config)
         except OSError as error:
-            raise Misuse(f"the runs folder {runs} cannot be written ({error.strerror}): give it write permission") from None
-        return folder
+            raise Misuse(f"the runs folder {self.path.parent} cannot be written ({error.strerror}): give it write permission") from None
 
-    @classmethod
-    def open(cls, runs: Path, run_id: str) -> RunFolder:
-        """The folder of a run that was started before.
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from going on with this run at the same time.
 
         Raises
         ------
         Misuse
-            Where there is no such run.
+            Where one does already.
         """
-        folder = cls(runs / run_id)
-        if run_id != folder.path.name or not (folder.path / "config.json").is_file():
-            raise Misuse(f"no run {run_id!r} in {runs}: choose one of its folders")
-        return folder
+        with ExitStack() as holding:
+            try:
+                holding.enter_context(alone(self.path / "run.lock", timeout=0))
+            except sqlite3.OperationalError:
+                raise Misuse(f"run {self.run_id} goes on in another process: wait for it, or end that one") from None
+            yield
+
+    def config(self) -> dict[str, Any]:
+        """The configuration that the run began with: as given, and with every default written out.
+
+        Raises
+        ------
+        Misuse
+            Where there is no such run, or the file is damaged.
+        """
+        if not (self.path / "config.json").is_file():
+            raise Misuse(f"no run {self.run_id!r} in {self.path.parent}: choose one of its folders")
+        return self.read_json("config.json")
+
+    def manifest(self) -> dict[str, Any]:
+        """What the run is trained on: names, counts and hashes.
+
+        Raises
+        ------
+        Misuse
+            Where the file is missing or damaged.
+        """
+        return self.read_json("manifest.json")
 
     def read_json(self, name: str) -> dict[str, Any]:
         """One of the folder's JSON files.

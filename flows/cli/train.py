@@ -72,7 +72,9 @@ def command(
         from tasks.checkpoint import RunFolder
 
         settings = None
-        RunFolder.open(Workspace.find().runs, resume)
+        if Path(resume).name != resume:
+            raise Misuse(f"--resume takes the name of a run's folder, got {resume!r}")
+        RunFolder(Workspace.find().runs / resume).config()
     else:
         settings = read_config(given, config)
         _preflight(settings)
@@ -123,7 +125,7 @@ def _preflight(settings: TrainConfig) -> None:
     dataset = open_dataset(workspace.datasets, settings.dataset, target=settings.target, target_scaling=settings.target_scaling)
     _writable(workspace.root, *(dataset.path / f"device={device_id}" for device_id in dataset.device_ids))
 
-    from flows.train import Fleet
+    from flows.fleet import Fleet
     from tasks.device import examine
 
     fleet = Fleet("preflight", settings, workspace)

@@ -155,7 +155,7 @@ def test_an_overflow_is_an_outcome() -> None:
     prior_rate=st.one_of(st.sampled_from(["calibrated", "tied"]), st.floats(0, 1e3)),
     participation=st.floats(0.05, 1.0),
     C=st.integers(1, 60),
-    scale=st.integers(-6, 6),
+    scale=st.one_of(st.integers(-6, 6), st.sampled_from([-150, 76, 100, 150, 153, 300])),
 )
 def test_proximal_is_refused_or_ends_finite(alpha, eta, batch, gradient, prior_rate, participation, C, scale) -> None:
     fleet = {name: (data.train.X, 10.0**scale * data.train.y) for name, data in small_fleet(rows=(4, 9, 2, 15, 6), d=3).items()}
@@ -164,10 +164,10 @@ def test_proximal_is_refused_or_ends_finite(alpha, eta, batch, gradient, prior_r
             Hm1(alpha=alpha, eta=eta, batch=batch, gradient=gradient, prior_rate=prior_rate), fleet, rounds=C, participation=participation
         )
     except Misuse as refusal:
-        if "is not stable" not in str(refusal):
+        if "is not stable" not in str(refusal) and not (scale > 150 and "overflow" in str(refusal)):
             raise
         return
-    assert result.outcome.ok
+    assert result.outcome.ok or (scale > 70 and result.outcome.name == "diverged")
     assert all(np.isfinite(theta).all() for theta in result.theta.values())
 
 

@@ -21,6 +21,7 @@ from fedcore.metrics import score
 from flows.config import TrainConfig, read_config
 from flows.orchestrator import Orchestrator
 from flows.train import train
+from tasks.checkpoint import RunFolder
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "hm1": {"rounds": 4},
@@ -218,3 +219,43 @@ def test_an_ended_run_is_not_run_again(server: Orchestrator, home: Path, fleet: 
     assert again["rounds"] == first["rounds"] == 2
     assert again["a_rmse"] == first["a_rmse"]
     assert_equal_to_the_bit(home / "runs/run", dataset, in_memory(dataset, config))
+
+
+def test_a_run_keeps_the_devices_and_the_contract_that_it_began_with(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], faults: Faults
+) -> None:
+    dataset = fleet()
+    config = read_config({"dataset": "small", "rounds": 3})
+    expected = in_memory(dataset, config)
+    first = faults.reads["a"]
+    faults.failing = {name: set(range(first + 3, first + 6)) for name in dataset.device_ids}
+    assert run(home, config)["outcome"] == "quorum_lost"
+
+    contract = dataset.path / "dataset.toml"
+    text = contract.read_text()
+    contract.write_text(text.replace("intercept = false", "intercept = true"))
+    refusal = train(None, run_id="run", return_state=True).result(raise_on_failure=False)
+    assert isinstance(refusal, Misuse)
+    assert str(refusal) == "the contract of data set 'small' has changed since run run began: restore it, or start a new run"
+    contract.write_text(text)
+
+    newcomer = dataset.path / "device=aa"
+    newcomer.mkdir()
+    (newcomer / "part-0.parquet").write_bytes((dataset.path / "device=a/part-0.parquet").read_bytes())
+    assert run(home, None)["outcome"] == "completed"
+    with np.load(home / "runs/run/results/theta.npz") as stored:
+        assert stored["devices"].tolist() == ["a", "b", "c", "d", "e"]
+        np.testing.assert_array_equal(stored["Theta"], np.array([expected.theta[name] for name in "abcde"]).T)
+
+
+def test_a_run_belongs_to_one_process_and_one_configuration(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
+    dataset = fleet()
+    config = read_config({"dataset": "small", "rounds": 1})
+    run(home, config)
+    state = (dataset.path / "device=a/.fedlin/run.npz").read_bytes()
+    with RunFolder(home / "runs/run").held():
+        refusal = train(None, run_id="run", return_state=True).result(raise_on_failure=False)
+    assert str(refusal) == "run run goes on in another process: wait for it, or end that one"
+    refusal = train(config, run_id="run", return_state=True).result(raise_on_failure=False)
+    assert str(refusal) == "there is a run run already: resume it, or choose another id"
+    assert (dataset.path / "device=a/.fedlin/run.npz").read_bytes() == state

@@ -1,0 +1,112 @@
+"""The devices of a data set behind Prefect tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from prefect import unmapped
+from prefect.futures import PrefectFuture
+
+from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec
+from fedcore.data import Dataset, DeviceCard, open_dataset
+from fedcore.errors import DeviceFailure, Misuse
+from fedcore.rounds import Answers, Call, RunState, Schedule, draw_cohort
+from flows.config import TrainConfig
+from flows.workspace import Workspace
+from tasks.device import DeviceReport, Station, device_enrol, device_finalize, device_update
+from tasks.server import aggregate
+
+
+class Fleet:
+    """The backend of a run: one mapped task a device, and one for the server.
+
+    Attributes
+    ----------
+    dataset, algorithm, spec
+        What is trained, on which devices.
+    station
+        What the device tasks share.
+    silent
+        Of the last tasks: why devices that did not answer did not, by id.
+    task_runs
+        How many tasks this backend has started.
+    """
+
+    def __init__(self, run_id: str, config: TrainConfig, workspace: Workspace, device_ids: Sequence[str] | None = None) -> None:
+        """`device_ids`, sorted, are the devices that the run began with; by default all that the data set has.
+
+        Raises
+        ------
+        Misuse
+            Where the data set, its target or the algorithm is not as the configuration says.
+        """
+        self.dataset: Dataset = open_dataset(workspace.datasets, config.dataset, target=config.target, target_scaling=config.target_scaling)
+        self.algorithm: AnyAlgorithm = config.build_algorithm()
+        self.spec = FleetSpec(tuple(device_ids or self.dataset.device_ids), len(self.dataset.design_names))
+        self.station = Station(run_id, self.dataset, self.algorithm, self.spec, config.seed)
+        self.silent: dict[str, str] = {}
+        self.task_runs = 0
+
+    def enrol(self) -> list[DeviceCard]:
+        """Every device checks and compresses its rows.
+
+        Raises
+        ------
+        Misuse
+            Where a device cannot; the first one is named.
+        """
+        cards = self._gather(device_enrol.map(unmapped(self.station), list(self.spec.device_ids)), self.spec.device_ids)
+        if self.silent:
+            raise Misuse(f"{len(self.silent)} of {len(self.spec.device_ids)} devices cannot take part: {next(iter(self.silent.values()))}")
+        return [card for card in cards if card is not None]
+
+    def manifest(self, cards: Sequence[DeviceCard]) -> dict[str, Any]:
+        """What the run was trained on: names, counts and fingerprints, no rows."""
+        return {
+            "dataset": self.dataset.name,
+            "target": self.dataset.contract.target,
+            "design": list(self.dataset.design_names),
+            "contract": self.dataset.contract.model_dump(mode="json"),
+            "devices": [card._asdict() for card in cards],
+        }
+
+    def local_steps(self, call: Call) -> Answers:
+        """The cohort's local steps, one task a device; those that fail after their retries are silent."""
+        ids = [self.spec.device_ids[k] for k in call.cohort]
+        broadcasts = [call.broadcast(i) for i in range(len(ids))]
+        replies = self._gather(device_update.map(unmapped(self.station), ids, broadcasts), ids)
+        answers = [(k, reply) for k, reply in zip(call.cohort, replies, strict=True) if reply is not None]
+        return Answers([k for k, _ in answers], [reply.up for _, reply in answers], [reply.info for _, reply in answers])
+
+    def aggregate(self, server: Any, answers: Answers) -> Aggregated:
+        """The server's task."""
+        self.task_runs += 1
+        return aggregate(self.algorithm, server, answers)
+
+    def finalize(self, state: RunState, schedule: Schedule) -> list[DeviceReport]:
+        """Every device's result and scores, sorted by id; devices that fail are left out."""
+        ids = self.spec.device_ids
+        everyone = range(len(ids))
+        call = Call(state.round_num, everyone, self.algorithm.broadcasts(state.server, everyone), state)
+        drawn: list[list[int]] = [[] for _ in ids]
+        for round_num in range(1, state.round_num + 1):
+            for k in draw_cohort(ids, schedule, round_num):
+                drawn[k].append(round_num)
+        broadcasts = [call.broadcast(k) for k in everyone]
+        futures = device_finalize.map(unmapped(self.station), list(ids), broadcasts, drawn)
+        return [report for report in self._gather(futures, ids) if report is not None]
+
+    def _gather(self, futures: Sequence[PrefectFuture[Any]], ids: Sequence[str]) -> list[Any]:
+        """The tasks' results, None where one failed, whose reason is then in `silent`."""
+        self.task_runs += len(ids)
+        self.silent = {}
+        results: list[Any] = []
+        for device_id, future in zip(ids, futures, strict=True):
+            future.wait()
+            found = future.state.result(raise_on_failure=False)
+            if not future.state.is_completed():
+                self.silent[device_id] = str(found) if isinstance(found, DeviceFailure) else f"device {device_id}: {type(found).__name__}"
+                found = None
+            results.append(found)
+        return results
