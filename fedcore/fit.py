@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec, Outcome, algorithm_class
-from fedcore.errors import Misuse
+from fedcore.errors import DataError, Misuse
 from fedcore.messages import take
 from fedcore.receipts import Memory, settle
 from fedcore.rounds import Answers, Call, DeviceRngs, RunState, Schedule, rounds
@@ -84,15 +84,33 @@ _loop = rounds  # `rounds` is also the name that users know the number of rounds
 
 
 def _fleet(devices: Mapping[str, DeviceData | tuple[object, object]]) -> tuple[FleetSpec, list[DeviceData]]:
+    if not isinstance(devices, Mapping) or not all(isinstance(name, str) for name in devices):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Misuse(f"devices are a mapping of ids, which are strings, to data; got {type(devices).__name__}")
     if not devices:
         raise Misuse("a fleet has at least one device, got none")
+    for name, device in devices.items():
+        if not isinstance(device, tuple) or len(device) not in (2, 3):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise Misuse(f"device {name}: expected DeviceData or a pair (X, y), got {type(device).__name__}")
     ids = tuple(sorted(devices))
-    datas = [device if isinstance(device, DeviceData) else DeviceData.of(*device) for device in map(devices.__getitem__, ids)]
+    datas = [
+        device if isinstance(device, DeviceData) else _pair(name, device)
+        for name, device in zip(ids, map(devices.__getitem__, ids), strict=True)
+    ]
     d = datas[0].train.d
     for device_id, data in zip(ids, datas, strict=True):
         if data.train.d != d:
             raise Misuse(f"device {device_id} has {data.train.d} columns, device {ids[0]} has {d}: give all the same design")
     return FleetSpec(ids, d), datas
+
+
+def _pair(device_id: str, pair: tuple[object, ...]) -> DeviceData:
+    try:
+        X, y = pair
+        return DeviceData.of(X, y)
+    except DataError as error:
+        raise DataError(f"device {device_id}: {error}") from None
+    except ValueError:
+        raise Misuse(f"device {device_id}: expected DeviceData or a pair (X, y), got a tuple of {len(pair)}") from None
 
 
 class InProcess:

@@ -12,6 +12,11 @@ A round: device k starts at theta_k, takes T local gradient steps to v_k, and is
 
 The server then sets Omega <- (1 - alpha) Omega + (alpha / d) Theta' Theta.
 
+Omega starts at I in the paper, and does so here for prior rates that are tied or given. A calibrated prior rate has the
+units of the targets, squared, and a start without units would shrink large coefficients to zero at once and small ones
+not at all; so Omega then starts at u I, with u the mean square of the coefficients that the first round's local steps
+reach. That makes the estimate equivariant: targets in other units give the same coefficients in those units.
+
 The prior rate that is consistent with the objective is T rate sigma_k^2 / n_k for T mean-gradient steps (`calibrated`);
 the paper ties it to the learning rate eta (`tied`), which shrinks far more.
 
@@ -31,14 +36,14 @@ from numpy.typing import NDArray
 from scipy.linalg.lapack import dposv, dpotrf
 
 from fedcore.algorithm import Aggregated, BatchedAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
-from fedcore.errors import Misuse
 from fedcore.linear import LocalProblem, LocalSteps
 from fedcore.messages import DeviceInfo, Stacked, stacked
+from fedcore.options import choice, number
 from fedcore.rows import DeviceData, Floats, Scalar
 
-DEFAULT_FLOOR = 1e-2
-"""Added to Omega's diagonal where it is inverted; without it, devices that are silent for long are shrunk to zero and
-stay there."""
+DEFAULT_FLOOR, CALIBRATED_FLOOR = 1e-2, 1e-1
+"""Added to Omega's diagonal where it is inverted: in absolute terms, and as a share of Omega's start. Without a floor,
+devices that are silent for long are shrunk to zero and stay there, and a large alpha shrinks everybody too much."""
 
 EPSILON, TINY = float(np.finfo(float).eps), float(np.finfo(float).tiny)
 
@@ -58,6 +63,9 @@ class Server(NamedTuple):
         The aggregates c_k as columns of Theta Omega^-1, shape (d, K); (0, K) where the shrinkage is proximal.
     change
         Relative change of Theta in the last round, where every device answered it; else inf.
+    unit
+        What Omega's start and floor are multiples of: 1, or with a calibrated proximal step the mean square of the
+        coefficients that the first round's local steps reached; 0 before that.
     failure
         0, or the `Failure` that ended the run.
     """
@@ -67,6 +75,7 @@ class Server(NamedTuple):
     prior_rate: Floats
     pull: Floats
     change: float
+    unit: float
     failure: int
 
 
@@ -119,7 +128,8 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         Step size of the shrinkage: "calibrated" from the device's own residual variance, "tied" to eta as in the paper,
         or a number. "default" is calibrated for proximal and tied for explicit.
     floor
-        Added to Omega's diagonal where it is inverted. "default" is 0.01 for proximal and 0 for explicit.
+        Added to Omega's diagonal where it is inverted, as a multiple of Omega's start. "default" is 0.1 for calibrated
+        prior rates, else 0.01, and 0 for explicit.
     tolerance
         The run has converged once Theta's relative change (Frobenius norm) is below this in a round that every device
         answered.
@@ -134,29 +144,38 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
     def __post_init__(self) -> None:
         """Raises Misuse on an option out of bounds."""
         super().__post_init__()
-        if not 0 < self.alpha <= 1:
-            raise Misuse(f"alpha is a weight in (0, 1], got {self.alpha}")
-        if self.prior_rate not in ("calibrated", "tied", "default") and not 0 <= float(self.prior_rate) < np.inf:
-            raise Misuse(f'prior_rate is a number >= 0, "calibrated" or "tied", got {self.prior_rate}')
-        if self.floor != "default" and not 0 <= self.floor < np.inf:
-            raise Misuse(f"floor is a number >= 0, got {self.floor}")
-        if not 0 <= self.tolerance < 1:
-            raise Misuse(f"tolerance is in [0, 1), got {self.tolerance}")
+        number("alpha", self.alpha, 0, 1, above=True)
+        choice("shrinkage", self.shrinkage, ("proximal", "explicit"))
+        number("prior_rate", self.prior_rate, 0, np.inf, below=True, words=("calibrated", "tied", "default"))
+        number("floor", self.floor, 0, np.inf, below=True, words=("default",))
+        number("tolerance", self.tolerance, 0, 1, below=True)
 
     @property
     def _proximal(self) -> bool:
         return self.shrinkage == "proximal"
 
     @property
+    def _rate(self) -> float | str:
+        if self.prior_rate == "default":
+            return "calibrated" if self._proximal else "tied"
+        return self.prior_rate
+
+    @property
     def _floor(self) -> float:
         if self.floor == "default":
-            return DEFAULT_FLOOR if self._proximal else 0.0
+            return CALIBRATED_FLOOR if self._scaled else DEFAULT_FLOOR if self._proximal else 0.0
         return self.floor
+
+    @property
+    def _scaled(self) -> bool:
+        """Whether Omega's start and floor are in units of the coefficients."""
+        return self._proximal and self._rate == "calibrated"
 
     def init_server(self, spec: FleetSpec) -> Server:
         K = len(spec.device_ids)
         pull = np.zeros((0 if self._proximal else spec.d, K))
-        return Server(np.zeros((spec.d, K)), np.eye(K), np.zeros(K), pull, np.inf, 0)
+        unit = 0.0 if self._scaled else 1.0
+        return Server(np.zeros((spec.d, K)), np.eye(K), np.zeros(K), pull, np.inf, unit, 0)
 
     def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[LocalProblem]:
         return Stacked(self.prepare(datas), len(datas))
@@ -178,41 +197,42 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         return devices, Stacked(Up(theta, rate), m), Stacked(DeviceInfo(loss), m)
 
     def _prior_rates(self, problem: LocalProblem) -> Floats:
-        choice = self.prior_rate
-        if choice == "default":
-            choice = "calibrated" if self._proximal else "tied"
-        if choice == "calibrated":
+        if self._rate == "calibrated":
             return self.steps * problem.rate * problem.noise_variance / problem.n
-        return problem.eta if choice == "tied" else np.full_like(problem.eta, choice)
+        return problem.eta if self._rate == "tied" else np.full_like(problem.eta, self._rate)
 
+    @np.errstate(over="ignore", invalid="ignore")  # what overflows is found below, and named
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
         up, chosen = stacked(ups), np.asarray(cohort)
         if not (np.isfinite(up.theta).all() and np.isfinite(up.prior_rate).all()):
             return self._failed(server, Failure.NOT_FINITE)
         V, prior_rate = server.Theta.copy(), server.prior_rate.copy()
         V[:, chosen], prior_rate[chosen] = up.theta.T, up.prior_rate
+        unit, start = server.unit, server.Omega
+        if unit == 0.0:
+            unit = float(np.mean(up.theta**2)) or 1.0
+            start = unit * start
         if self._proximal:
-            Theta = self._shrink(V, server.Omega, prior_rate)
+            Theta = self._shrink(V, start, prior_rate, self._floor * unit)
         elif self._stable(server.Omega, chosen, up.prior_rate):
             Theta = V
         else:
             return self._failed(server, Failure.UNSTABLE_STEP)
         d, K = Theta.shape
         scaled = np.sqrt(self.alpha / d) * Theta
-        with np.errstate(over="ignore"):
-            Omega = scaled.T @ scaled
-        Omega += (1.0 - self.alpha) * server.Omega
+        Omega = scaled.T @ scaled
+        Omega += (1.0 - self.alpha) * start
         if not np.isfinite(Omega.trace()):
             return self._failed(server, Failure.NOT_FINITE)
         pull = server.pull if self._proximal else self._pull(Theta, Omega)
         change = _norm(Theta - server.Theta) / max(_norm(Theta), TINY)
         settled = change if len(chosen) == K else np.inf
-        return Aggregated(Server(Theta, Omega, prior_rate, pull, settled, 0), 1.0, Info(change))
+        return Aggregated(Server(Theta, Omega, prior_rate, pull, settled, unit, 0), 1.0, Info(change))
 
-    def _shrink(self, V: Floats, Omega: Floats, prior_rate: Floats) -> Floats:
+    def _shrink(self, V: Floats, Omega: Floats, prior_rate: Floats, floor: float) -> Floats:
         """The proximal step on all columns: V - V (Omega + 2 D)^-1 2 D."""
         # Omega is positive semi-definite up to rounding; the last term keeps the factorisation so at any scale of the targets.
-        added = self._floor + 2.0 * prior_rate + len(Omega) * EPSILON * Omega.diagonal().max()
+        added = floor + 2.0 * prior_rate + len(Omega) * EPSILON * Omega.diagonal().max()
         _, solved, _ = dposv(_raised(Omega, added), V.T, overwrite_a=1)
         return V - solved.T * (2.0 * prior_rate)
 

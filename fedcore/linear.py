@@ -17,6 +17,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcore.errors import Misuse
+from fedcore.options import choice, number, whole
 from fedcore.rows import Booleans, DeviceData, Floats, Rows
 
 RANK_TOLERANCE = 1e-12
@@ -85,12 +86,11 @@ class LocalSteps:
 
     def __post_init__(self) -> None:
         """Raises Misuse on an option out of bounds."""
-        if self.eta != "safe" and not 0 < self.eta < np.inf:
-            raise Misuse(f'eta is a positive number or "safe", got {self.eta}')
-        if self.steps < 1:
-            raise Misuse(f"steps is at least 1, got {self.steps}")
-        if self.batch != "full" and self.batch < 1:
-            raise Misuse(f'batch is at least 1 row or "full", got {self.batch}')
+        number("eta", self.eta, 0, np.inf, above=True, below=True, words=("safe",))
+        whole("steps", self.steps, 1, 1_000_000)
+        if self.batch != "full":
+            whole('batch (unless "full")', self.batch, 1, 1_000_000_000)
+        choice("gradient", self.gradient, ("mean", "sum"))
 
     def prepare(self, datas: Sequence[DeviceData]) -> LocalProblem:
         """Compress m devices' training rows and settle their learning rates.
@@ -102,13 +102,15 @@ class LocalSteps:
         their squares overflow.
         """
         rows = [data.train for data in datas]
+        if not all(part.n for part in rows):
+            raise Misuse("a device without training rows cannot take part: leave it out, or change the split")
         n = np.array([float(part.n) for part in rows])
         with np.errstate(over="ignore", invalid="ignore"):
             gram = np.array([part.X.T @ part.X for part in rows]) / n[:, None, None]
             moment = np.array([part.X.T @ part.y for part in rows]) / n[:, None]
             power = np.array([part.y @ part.y for part in rows]) / n
         if not (np.isfinite(gram).all() and np.isfinite(power).all()):
-            raise Misuse("the squares of this device's values overflow: scale features and target in the contract")
+            raise Misuse("the squares of this device's values are not finite: scale features and target, and fill missing values")
         values, vectors = np.linalg.eigh(gram)
         kept = values > RANK_TOLERANCE * values[:, -1:]
         values = np.where(kept, values, 0.0)

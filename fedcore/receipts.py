@@ -60,6 +60,6 @@ def settle(algorithm: AnyAlgorithm, memory: Memory, receipt: Receipt | None) -> 
     if taken == memory.accepted_round:
         return Memory(memory.accepted, taken, None, 0)
     raise DeviceFailure(
-        f"the server took this device's update of round {taken}, but its state is from round {memory.accepted_round}: "
-        "restore the device's state folder, or start a new run"
+        f"the server took this device's update of round {taken}, but its state is from round {memory.accepted_round}: restore "
+        "the older one of the run's folder and the device's .fedlin folder, or start a new run"
     )

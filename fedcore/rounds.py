@@ -16,8 +16,8 @@ from numpy.random import Generator, SeedSequence, default_rng
 from numpy.typing import NDArray
 
 from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec, Outcome
-from fedcore.errors import Misuse
 from fedcore.messages import Broadcast, DeviceInfo, Receipt, nbytes, stacked
+from fedcore.options import number, whole
 
 RECEIPT_BYTES = nbytes(Receipt(0, 0.0))
 
@@ -45,14 +45,10 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Raises Misuse on a value out of bounds."""
-        if self.rounds < 1:
-            raise Misuse(f"rounds is at least 1, got {self.rounds}")
-        if self.seed < 0:
-            raise Misuse(f"seed is at least 0, got {self.seed}")
-        if not 0 < self.participation <= 1:
-            raise Misuse(f"participation is a share in (0, 1], got {self.participation}")
-        if not 0 < self.quorum <= 1:
-            raise Misuse(f"quorum is a share in (0, 1], got {self.quorum}")
+        whole("rounds", self.rounds, 1, 1_000_000_000)
+        whole("seed", self.seed, 0, 2**63 - 1)
+        number("participation", self.participation, 0, 1, above=True)
+        number("quorum", self.quorum, 0, 1, above=True)
 
 
 class RunState(NamedTuple):
@@ -210,6 +206,8 @@ def rounds(algorithm: AnyAlgorithm, spec: FleetSpec, backend: Backend, schedule:
             status = algorithm.status(server)
             if isinstance(status, Outcome):
                 outcome = status
+            elif not np.isfinite(loss):
+                outcome = _overflowed(round_num)
             elif state.main_rounds == schedule.rounds:
                 outcome = Outcome("completed", f"all {schedule.rounds} rounds were run", ok=True)
         uplink, downlink = nbytes(answers.ups) + nbytes(answers.infos), nbytes(downs) + len(cohort) * RECEIPT_BYTES
@@ -223,6 +221,11 @@ def _advanced(state: RunState, server: Any, answered: Sequence[int], fraction: f
     taken_round[devices] = state.round_num + 1
     taken_fraction[devices] = fraction
     return RunState(state.round_num + 1, state.main_rounds + main, server, taken_round, taken_fraction)
+
+
+def _overflowed(round_num: int) -> Outcome:
+    advice = "try a smaller eta, eta=safe or batch=full, and scale features and target"
+    return Outcome("diverged", f"the devices' training error is no longer finite in round {round_num}: {advice}", ok=False)
 
 
 def _quorum_lost(round_num: int, answered: int, drawn: int, quorum: float) -> Outcome:

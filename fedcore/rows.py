@@ -76,8 +76,7 @@ def checked_rows(X: object, y: object, part: str) -> Rows:
     DataError
         Where X is not (n, d) with n, d >= 1, y is not (n,), or either holds a non-finite value.
     """
-    design = np.ascontiguousarray(X, dtype=np.float64)
-    targets = np.ascontiguousarray(y, dtype=np.float64)
+    design, targets = _numbers(X, f"X of the {part} rows"), _numbers(y, f"y of the {part} rows")
     if design.ndim != 2 or 0 in design.shape:
         raise DataError(f"{part} rows: expected X of shape (n, d) with n, d >= 1, got shape {design.shape}")
     if targets.shape != (len(design),):
@@ -85,3 +84,14 @@ def checked_rows(X: object, y: object, part: str) -> Rows:
     if bad := int((~np.isfinite(design)).sum() + (~np.isfinite(targets)).sum()):
         raise DataError(f"{part} rows: {bad} null or non-finite values: drop or fill them first")
     return Rows(design, targets)
+
+
+def _numbers(values: object, what: str) -> Floats:
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "biuf":
+            return np.ascontiguousarray(array, dtype=np.float64)
+        kind = array.dtype.name
+    except (TypeError, ValueError):  # what numpy says may quote a value
+        kind = "rows of different length, or other objects"
+    raise DataError(f"{what}: expected real numbers, got {kind}: encode categories, and make all rows one length")

@@ -11,6 +11,7 @@ import io
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -31,6 +32,21 @@ def npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return buffer.getvalue()
 
 
+def read_npz(file: Path) -> Arrays:
+    """The arrays of an npz file.
+
+    Raises
+    ------
+    Misuse
+        Where it cannot be read or is damaged.
+    """
+    try:
+        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as stored:
+            return dict(stored)
+    except Exception:  # zip files can be damaged in more ways than their reader has exceptions for
+        raise Misuse(f"{file.name} is missing or damaged: restore it, or start a new run") from None
+
+
 def pack(tree: object) -> Arrays:
     """The leaves of a state by dotted name, and its structure as JSON text under `structure`."""
     leaves: Arrays = {}
@@ -48,7 +64,7 @@ def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
     """
     try:
         return _rebuild(json.loads(str(arrays[STRUCTURE])), "", arrays)
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, AttributeError):
         raise Misuse("the file does not hold a state of this version of fedlin: restore it, or start a new run") from None
 
 

@@ -85,7 +85,7 @@ class Fleet:
         return aggregate(self.algorithm, server, answers)
 
     def finalize(self, state: RunState, schedule: Schedule) -> list[DeviceReport]:
-        """Every device's result and scores, sorted by id; devices that fail are left out."""
+        """Every device's result and scores, sorted by id; devices that fail are left out, and `silent` says why."""
         ids = self.spec.device_ids
         everyone = range(len(ids))
         call = Call(state.round_num, everyone, self.algorithm.broadcasts(state.server, everyone), state)

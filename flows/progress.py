@@ -4,15 +4,25 @@ error."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import cast
 from uuid import UUID
 
+import httpx
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.exceptions import PrefectException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedcore.rounds import RoundReport
+
+SHOWN = 3
+"""How many devices are named that did not answer; a fleet may have thousands."""
+
+
+def say(text: str) -> None:
+    """A line on standard error."""
+    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class RunProgress:
@@ -35,12 +45,13 @@ class RunProgress:
         status = f"{len(report.answered)} of {len(report.cohort)} devices answered, loss {report.loss:.4g}"
         if not self._console.is_terminal:
             self.say(f"round {report.round_num} of {self._total}: {status}")
-        for reason in list(silent.values())[:3]:
+        for reason in list(silent.values())[:SHOWN]:
             self.say(f"round {report.round_num}: no answer, {reason}")
-        if len(silent) > 3:
-            self.say(f"round {report.round_num}: and {len(silent) - 3} more without an answer")
+        if len(silent) > SHOWN:
+            self.say(f"round {report.round_num}: and {len(silent) - SHOWN} more without an answer")
         self._bar.update(self._row, completed=report.state.main_rounds, description=status)
-        update_progress_artifact(self._artifact, 100.0 * report.state.main_rounds / self._total)
+        with suppress(PrefectException, httpx.HTTPError):  # a picture of the run, not the run
+            update_progress_artifact(self._artifact, 100.0 * report.state.main_rounds / self._total)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,12 +19,13 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
+from fedcore.algorithm import Outcome
 from fedcore.errors import Misuse
 from fedcore.rounds import RunState, Schedule, rounds
 from flows.config import TrainConfig
 from flows.fleet import Fleet
 from flows.orchestrator import Orchestrator
-from flows.progress import run_progress
+from flows.progress import SHOWN, run_progress, say
 from flows.workspace import Workspace
 from tasks.checkpoint import Checkpoint, Record, RunFolder, record
 from tasks.device import DeviceReport
@@ -60,12 +62,14 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
     Misuse
         Where the run cannot be carried out as it is asked for.
     """
-    begun = time.perf_counter()
+    begun, earlier = time.perf_counter(), 0.0
     workspace = Workspace.find()
     run_id = run_id or new_run_id()
     folder = RunFolder(workspace.runs / run_id)
     if config is None:
         config, fleet = _reopened(folder, workspace)
+        before = folder.load()
+        earlier = sum(entry["seconds"] for entry in before.history) if before else 0.0
     else:
         folder.refuse_existing()
         fleet = Fleet(run_id, config, workspace)
@@ -75,25 +79,46 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
         manifest = fleet.manifest(fleet.enrol())
         folder.create({"given": config.model_dump(), "resolved": config.resolved()}, manifest)
     with folder.held():
-        tracker.start(run_id, params=_flat(config.resolved()), tags=_tags(workspace, folder))
+        tracker.start(run_id, params=_flat(config.resolved()), tags=_tags(folder))
         checkpoint = _run_rounds(fleet, folder, tracker, config.build_schedule())
+        checkpoint, reports = _finish_devices(fleet, checkpoint, config.build_schedule())
         outcome = checkpoint.outcome
         assert outcome is not None
-        reports = [] if outcome.name == "quorum_lost" else fleet.finalize(checkpoint.state, config.build_schedule())
         if reports:
-            write_results(folder.results, reports, fleet.dataset.design_names, checkpoint.state.server)
+            write_results(folder.results, reports, fleet.dataset.design_names, checkpoint.state.server, fleet.spec.device_ids)
             for name in ("config.json", "manifest.json"):
                 shutil.copyfile(folder.path / name, folder.results / name)
-        result = _result(config, folder, tracker, checkpoint, reports) | {
-            "wall_s": time.perf_counter() - begun,
+        found = figures(reports)
+        result = _result(config, folder, checkpoint) | {
+            **found,
+            "devices_missing": sorted(set(fleet.spec.device_ids) - {report.device for report in reports}),
+            "wall_s": time.perf_counter() - begun + earlier,
+            "mlflow_run_id": tracker.mlflow_run_id,
             "flow_run_id": _flow_run_id(),
             "task_runs": fleet.task_runs,
         }
         tracker.log_rounds(_scalars(checkpoint))  # a run that had ended before may be known there in part only
-        metrics = {name: value for name, value in result.items() if isinstance(value, int | float) and not isinstance(value, bool)}
-        tracker.finish("FINISHED" if outcome.ok else "FAILED", metrics=metrics, artifacts=folder.results if reports else None)
+        result["tracked"] = tracker.finish(
+            "FINISHED" if outcome.ok else "FAILED", metrics=_totals(result), artifacts=folder.results if reports else None
+        )
         folder.write_json("result.json", result)
     return Completed(message=outcome.message) if outcome.ok else Failed(message=f"{outcome.name}: {outcome.message}")
+
+
+def _finish_devices(fleet: Fleet, checkpoint: Checkpoint, schedule: Schedule) -> tuple[Checkpoint, list[DeviceReport]]:
+    """Results of all devices; a quorum of them has to answer, as in a round, and those that do not are named."""
+    outcome = checkpoint.outcome
+    if outcome is None or outcome.name == "quorum_lost":
+        return checkpoint, []
+    reports = fleet.finalize(checkpoint.state, schedule)
+    for reason in list(fleet.silent.values())[:SHOWN]:
+        say(f"no result, {reason}")
+    K = len(fleet.spec.device_ids)
+    if len(reports) >= schedule.quorum * K:
+        return checkpoint, reports
+    message = f"only {len(reports)} of {K} devices could give their result, the quorum is {schedule.quorum:g}"
+    lost = Outcome("quorum_lost", f"{message}: see why devices fail, then resume the run", ok=False)
+    return checkpoint._replace(outcome=lost), []
 
 
 def _reopened(folder: RunFolder, workspace: Workspace) -> tuple[TrainConfig, Fleet]:
@@ -135,10 +160,8 @@ def _await_recorder(fleet: Fleet) -> None:
         Orchestrator(url).pace(_flow_run_id(), fleet.task_runs)
 
 
-def _result(
-    config: TrainConfig, folder: RunFolder, tracker: Tracker, checkpoint: Checkpoint, reports: list[DeviceReport]
-) -> dict[str, Any]:
-    """What the run came to, for `result.json`."""
+def _result(config: TrainConfig, folder: RunFolder, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the rounds came to, for `result.json`."""
     outcome, history = checkpoint.outcome, checkpoint.history
     assert outcome is not None
     return {
@@ -149,13 +172,17 @@ def _result(
         "outcome": outcome.name,
         "ok": outcome.ok,
         "message": outcome.message,
-        **figures(reports),
         "round_s": median(each["seconds"] for each in history) if history else None,
         "uplink_bytes": sum(each["uplink_bytes"] for each in history),
         "downlink_bytes": sum(each["downlink_bytes"] for each in history),
         "artifacts": str(folder.results),
-        "mlflow_run_id": tracker.mlflow_run_id,
     }
+
+
+def _totals(result: Mapping[str, Any]) -> dict[str, float]:
+    """The result's figures as final metrics; bytes under a name of their own, beside the metric of each round."""
+    figures = {name: value for name, value in result.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    return {f"total_{name}" if name.endswith("_bytes") else name: value for name, value in figures.items()}
 
 
 def _scalars(checkpoint: Checkpoint) -> list[dict[str, float]]:
@@ -170,11 +197,11 @@ def _flat(config: Mapping[str, Any]) -> dict[str, str]:
     return options | {name: str(value) for name, value in config.items() if name != "options" and value is not None}
 
 
-def _tags(workspace: Workspace, folder: RunFolder) -> dict[str, str]:
+def _tags(folder: RunFolder) -> dict[str, str]:
     tags = {"fedlin.run_folder": str(folder.path)}
-    git = shutil.which("git")
+    git, code = shutil.which("git"), Path(__file__).parent
     if git:
-        asked = subprocess.run([git, "-C", workspace.root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        asked = subprocess.run([git, "-C", code, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
         if asked.returncode == 0:
             tags["mlflow.source.git.commit"] = asked.stdout.strip()
     return tags

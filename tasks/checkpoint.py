@@ -21,9 +21,9 @@ import numpy as np
 
 from fedcore.algorithm import Outcome
 from fedcore.data.files import sync_folder, write_durably
-from fedcore.errors import Misuse
+from fedcore.errors import FedlinError, Misuse
 from fedcore.rounds import RoundReport, RunState
-from fedcore.trees import npz, pack, unpack
+from fedcore.trees import npz, pack, read_npz, unpack
 from tasks.lock import alone
 
 Record = dict[str, Any]
@@ -85,10 +85,10 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True)
-            self.write_json("manifest.json", manifest)
-            self.write_json("config.json", config)
         except OSError as error:
             raise Misuse(f"the runs folder {self.path.parent} cannot be written ({error.strerror}): give it write permission") from None
+        self.write_json("manifest.json", manifest)
+        self.write_json("config.json", config)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -116,7 +116,10 @@ class RunFolder:
         """
         if not (self.path / "config.json").is_file():
             raise Misuse(f"no run {self.run_id!r} in {self.path.parent}: choose one of its folders")
-        return self.read_json("config.json")
+        config = self.read_json("config.json")
+        if not isinstance(config.get("given"), dict):
+            raise Misuse(f"run {self.run_id}: config.json is missing or damaged: restore it, or start a new run")
+        return config
 
     def manifest(self) -> dict[str, Any]:
         """What the run is trained on: names, counts and hashes.
@@ -142,18 +145,39 @@ class RunFolder:
             raise Misuse(f"run {self.run_id}: {name} is missing or damaged: restore it, or start a new run") from None
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Replace one of the folder's JSON files, atomically."""
-        write_durably(self.path / name, json.dumps(content, indent=1, allow_nan=False).encode())
+        """Replace one of the folder's JSON files, atomically.
+
+        Raises
+        ------
+        FedlinError
+            Where the folder cannot be written.
+        """
+        self._write(name, json.dumps(content, indent=1, allow_nan=False).encode())
+
+    def _write(self, name: str, content: bytes) -> None:
+        try:
+            write_durably(self.path / name, content)
+        except OSError as error:
+            reason = error.strerror
+        else:
+            return
+        raise FedlinError(f"run {self.run_id}: {name} cannot be written ({reason}): make room or give permission, then resume the run")
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Replace the checkpoint: the old one or the new one is there, whatever happens."""
+        """Replace the checkpoint: the old one or the new one is there, whatever happens.
+
+        Raises
+        ------
+        FedlinError
+            Where the folder cannot be written; the old one is there then.
+        """
         ledger = {
             "config": self._config_digest(),
             "history": checkpoint.history,
             "outcome": asdict(checkpoint.outcome) if checkpoint.outcome else None,
         }
         arrays = {"ledger": np.array(json.dumps(ledger, allow_nan=False)), **pack(checkpoint.state)}
-        write_durably(self.path / "checkpoint.npz", npz(arrays))
+        self._write("checkpoint.npz", npz(arrays))
         sync_folder(self.path)
 
     def load(self) -> Checkpoint | None:
@@ -168,15 +192,16 @@ class RunFolder:
         if not file.exists():
             return None
         try:
-            with np.load(file, allow_pickle=False) as arrays:
-                ledger = json.loads(str(arrays["ledger"]))
-                state = unpack(arrays)
-        except (OSError, ValueError, KeyError):
+            arrays = read_npz(file)
+            ledger = json.loads(str(arrays["ledger"]))
+            state: RunState = unpack(arrays)
+            outcome = Outcome(**ledger["outcome"]) if ledger["outcome"] else None
+            config, history = str(ledger["config"]), tuple(ledger["history"])
+        except (Misuse, KeyError, TypeError, ValueError):
             raise Misuse(f"run {self.run_id}: checkpoint.npz is damaged: restore it, or start a new run") from None
-        if ledger["config"] != self._config_digest():
+        if config != self._config_digest():
             raise Misuse(f"run {self.run_id}: config.json is not the one that the run began with: restore it, or start a new run")
-        outcome = Outcome(**ledger["outcome"]) if ledger["outcome"] else None
-        return Checkpoint(state, tuple(ledger["history"]), outcome)
+        return Checkpoint(state, history, outcome)
 
     def _config_digest(self) -> str:
         return hashlib.sha256((self.path / "config.json").read_bytes()).hexdigest()

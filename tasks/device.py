@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-import numpy as np
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.tasks import exponential_backoff
@@ -21,14 +20,14 @@ from prefect.tasks import exponential_backoff
 from fedcore.algorithm import AnyAlgorithm, FleetSpec
 from fedcore.data import Dataset, DeviceCard
 from fedcore.data.files import write_durably
-from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError
+from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, Misuse
 from fedcore.messages import Broadcast, Receipt, Reply
 from fedcore.metrics import Score, score
 from fedcore.receipts import Memory, settle
 from fedcore.rounds import device_rng
 from fedcore.rows import DeviceData, Floats
 from fedcore.separate import separate_rival
-from fedcore.trees import npz, pack, unpack
+from fedcore.trees import npz, pack, read_npz, unpack
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,8 +62,9 @@ class Station:
 
 
 class Kept(NamedTuple):
-    """A device's state file: its memory, and the fingerprint of the rows that it was made from."""
+    """A device's state file: whose it is, its memory, and the fingerprint of the rows that it was made from."""
 
+    device: str
     fingerprint: str
     memory: Memory
 
@@ -91,23 +91,6 @@ class DeviceReport(NamedTuple):
     test_separate: Score
 
 
-def examine(station: Station, device_id: str) -> tuple[DeviceCard, Any]:
-    """Read a device's partition and make its initial state, writing nothing.
-
-    Returns
-    -------
-    card, device
-        What may be told of its rows, and the algorithm's device state, which stays here.
-
-    Raises
-    ------
-    DataError, Misuse
-        Where the rows break the contract or an option is unsafe for them.
-    """
-    data, card = station.dataset.loaded(device_id)
-    return card, station.algorithm.init_device(station.spec, data)
-
-
 def _sealed(stage: str) -> Callable[[Callable[Concatenate[Station, str, P], R]], Callable[Concatenate[Station, str, P], R]]:
     """Let no exception of a device's own leave it: only its kind, and the texts of fedlin's own errors, which hold no
     values."""
@@ -123,7 +106,9 @@ def _sealed(stage: str) -> Callable[[Callable[Concatenate[Station, str, P], R]],
                 failure = DeviceRefusal(str(error))
             except FedlinError as error:
                 failure = DeviceRefusal(f"device {device_id}: {error}")
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # polars' panics and a library's exit too: whatever it says may quote rows
                 kept = _keep_traceback(station, device_id)
                 failure = DeviceFailure(f"device {device_id}: {type(error).__name__} in its {stage}; {kept}")
             # Raised out here the failure has no context, so nothing that formats or pickles it can reach the original.
@@ -132,6 +117,26 @@ def _sealed(stage: str) -> Callable[[Callable[Concatenate[Station, str, P], R]],
         return run
 
     return decorate
+
+
+@_sealed("check")
+def device_check(station: Station, device_id: str) -> DeviceCard:
+    """What enrolment will say of a device, without keeping anything.
+
+    Raises
+    ------
+    DeviceRefusal
+        Where its rows break the contract, or an option is unsafe for them.
+    DeviceFailure
+        Where its own code fails.
+    """
+    return _examined(station, device_id)[0]
+
+
+def _examined(station: Station, device_id: str) -> tuple[DeviceCard, Any]:
+    """What may be told of a device's rows, and the algorithm's initial state, which stays here."""
+    data, card = station.dataset.loaded(device_id)
+    return card, station.algorithm.init_device(station.spec, data)
 
 
 def _keep_traceback(station: Station, device_id: str) -> str:
@@ -164,8 +169,8 @@ device_task: dict[str, Any] = {
 @_sealed("enrolment")
 def device_enrol(station: Station, device_id: str) -> DeviceCard:
     """Check a device's partition, compress its rows, and keep its initial state on the device."""
-    card, device = examine(station, device_id)
-    _keep(station, device_id, Kept(card.sha256, Memory.initial(device)))
+    card, device = _examined(station, device_id)
+    _keep(station, device_id, Kept(device_id, card.sha256, Memory.initial(device)))
     return card
 
 
@@ -202,6 +207,8 @@ def _alone(station: Station, device_id: str, data: DeviceData, drawn: Sequence[i
 def _settled(station: Station, device_id: str, receipt: Receipt | None) -> tuple[DeviceData, Kept, Memory]:
     data, card = station.dataset.loaded(device_id)
     kept = _recall(station, device_id)
+    if kept.device != device_id:
+        raise DeviceRefusal(f"its folder holds the state of device {kept.device}: give the folders their names back")
     if kept.fingerprint != card.sha256:
         raise DeviceRefusal("its partition has changed since the run began: start a new run")
     return data, kept, settle(station.algorithm, kept.memory, receipt)
@@ -209,14 +216,15 @@ def _settled(station: Station, device_id: str, receipt: Receipt | None) -> tuple
 
 def _keep(station: Station, device_id: str, kept: Kept) -> None:
     folder = station.state_folder(device_id)
+    if folder.is_symlink():
+        raise DeviceRefusal("its .fedlin is a link, and its state may not leave its own folder: replace the link by a folder")
     folder.mkdir(exist_ok=True)
     write_durably(folder / f"{station.run_id}.npz", npz(pack(kept)))
 
 
 def _recall(station: Station, device_id: str) -> Kept:
     try:
-        with np.load(station.state_folder(device_id) / f"{station.run_id}.npz", allow_pickle=False) as arrays:
-            return unpack(arrays)
-    except (OSError, ValueError):
+        return unpack(read_npz(station.state_folder(device_id) / f"{station.run_id}.npz"))
+    except Misuse:
         refusal = "its state of this run is missing or damaged: restore the device's .fedlin folder, or start a new run"
         raise DeviceRefusal(refusal) from None

@@ -18,7 +18,9 @@ from fedcore.trees import npz, pack
 from tasks.device import DeviceReport
 
 
-def write_results(folder: Path, reports: Sequence[DeviceReport], coefficients: Sequence[str], server: Any) -> None:
+def write_results(
+    folder: Path, reports: Sequence[DeviceReport], coefficients: Sequence[str], server: Any, device_ids: Sequence[str]
+) -> None:
     """Write `theta.npz`, `server.npz` and `devices.parquet`.
 
     Parameters
@@ -26,17 +28,19 @@ def write_results(folder: Path, reports: Sequence[DeviceReport], coefficients: S
     folder
         Made where it is missing.
     reports
-        One a device, sorted by id.
+        One a device that gave its result, sorted by id; the columns of Theta in `theta.npz`.
     coefficients
         Names of the d design columns.
     server
         The algorithm's server state; its arrays are stored by name (`Theta`, `Omega`, ...).
+    device_ids
+        All devices of the run, sorted: the columns of the server's arrays.
     """
     folder.mkdir(exist_ok=True)
     Theta = np.array([report.theta for report in reports]).T
     estimates = {"Theta": Theta, "coefficients": np.array(list(coefficients)), "devices": np.array([report.device for report in reports])}
     write_durably(folder / "theta.npz", npz(estimates))
-    write_durably(folder / "server.npz", npz(pack(server)))
+    write_durably(folder / "server.npz", npz({**pack(server), "devices": np.array(list(device_ids))}))
     table = pa.table(
         {
             "device": [report.device for report in reports],

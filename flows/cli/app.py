@@ -6,13 +6,19 @@ without a usable result (`diverged`, `quorum_lost`), 130 when interrupted.
 
 from __future__ import annotations
 
+import os
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
+from typer._click.exceptions import NoArgsIsHelpError
 from typer.exceptions import TyperException
 
 from fedcore.errors import FedlinError, Misuse
 from flows.cli import data, simulate, train
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Federated data analytics with linear models."
@@ -22,22 +28,42 @@ app.command("simulate")(simulate.command)
 app.command("train")(train.command)
 
 
+@app.callback()
+def _top(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if version:
+        print(f"fedlin {metadata.version('fedlin')}")
+        raise typer.Exit
+
+
 def main() -> None:
-    """Run the command line; every error that is the user's to mend is one line."""
+    """Run the command line; every error is one line, and what is unexpected says its kind only: its text may quote data."""
     try:
-        sys.exit(app(standalone_mode=False))
+        status = app(standalone_mode=False)
+    except NoArgsIsHelpError:
+        sys.exit(2)  # the help has been shown
     except TyperException as error:
-        _fail(" ".join(error.format_message().split()) if "\n" not in error.format_message().strip() else error.format_message(), 2)
+        _fail(error.format_message(), 2)
     except Misuse as error:
         _fail(str(error), 2)
     except FedlinError as error:
         _fail(str(error), 1)
-    except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted; a run that has begun goes on with fedlin train --resume RUN_ID", 130)
+    except BrokenPipeError:
+        # Whoever read our output has left; what is still buffered must not be tried again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if os.environ.get("FEDLIN_DEBUG"):
+            raise
+        _fail(f"unexpected {type(error).__name__}: FEDLIN_DEBUG=1 shows where, with a text that may quote data", 1)
+    else:
+        # The library below turns Ctrl-C into this status.
+        if status == INTERRUPTED:
+            _fail("interrupted: a run that has begun its rounds goes on with fedlin train --resume RUN_ID", INTERRUPTED)
+        sys.exit(status)
 
 
 def _fail(message: str, status: int) -> None:
-    print(f"fedlin: error: {message}", file=sys.stderr)
+    print(f"fedlin: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from fedcore.algorithm import ALGORITHMS
 from fedcore.data import open_dataset
-from fedcore.errors import DataError, FedlinError, Misuse
+from fedcore.errors import DeviceRefusal, FedlinError, Misuse
 from flows.config import TrainConfig, parse_options, read_config
 from flows.workspace import Workspace
 
@@ -27,6 +28,7 @@ REPORTED = (
     "message",
     "a_rmse",
     "a_rmse_separate",
+    "devices_missing",
     "wall_s",
     "round_s",
     "uplink_bytes",
@@ -66,19 +68,19 @@ def command(
         "target_scaling": target_scaling,
         "experiment": experiment,
     }
-    if resume:
+    if resume is not None:
         if config or any(value is not None for value in given.values()):
             raise Misuse("--resume goes on with the run's own configuration: give nothing beside it but --json")
         from tasks.checkpoint import RunFolder
 
         settings = None
-        if Path(resume).name != resume:
+        if not resume or Path(resume).name != resume or len(resume) > 200:
             raise Misuse(f"--resume takes the name of a run's folder, got {resume!r}")
         RunFolder(Workspace.find().runs / resume).config()
     else:
         settings = read_config(given, config)
         _preflight(settings)
-    result = _run(settings, resume)
+    result = (_ended(resume) if resume else None) or _run(settings, resume)
     if as_json:
         print(json.dumps({key: result[key] for key in REPORTED}, allow_nan=False), flush=True)
     else:
@@ -90,20 +92,21 @@ def command(
 def _run(settings: TrainConfig | None, resume: str | None) -> dict[str, Any]:
     # Prefect and MLflow take seconds to import; other commands, and settings that are refused, do without.
     from flows.orchestrator import finished, orchestrator
-    from flows.train import new_run_id, train
+    from flows.train import new_run_id
     from tasks.checkpoint import RunFolder
 
     workspace = Workspace.find()
     run_id = resume or new_run_id()
     typer.echo(f"run {run_id} on data set {settings.dataset}" if settings else f"run {run_id} goes on", err=True)
     with orchestrator(workspace.prefect_home) as server:
-        state = train(settings, run_id=run_id, return_state=True)
+        state = _flow_state(settings, run_id)
         folder = RunFolder(workspace.runs / run_id)
         result = folder.read_json("result.json") if (folder.path / "result.json").exists() else {}
         if result.get("flow_run_id") != str(state.state_details.flow_run_id):
             raise _why(state, run_id)
         counts = server.drain(result["flow_run_id"], result["task_runs"])
     result["task_runs_recorded"] = finished(counts)
+    folder.write_json("result.json", result)
     if finished(counts) != result["task_runs"]:
         total = result["task_runs"]
         typer.echo(f"fedlin: note: Prefect recorded {counts} of {total} task runs; the run's own ledger is complete", err=True)
@@ -123,25 +126,47 @@ def _preflight(settings: TrainConfig) -> None:
     settings.build_schedule()
     settings.build_algorithm()
     dataset = open_dataset(workspace.datasets, settings.dataset, target=settings.target, target_scaling=settings.target_scaling)
-    _writable(workspace.root, *(dataset.path / f"device={device_id}" for device_id in dataset.device_ids))
+    left = (workspace.runs, workspace.prefect_home, workspace.mlflow_store, workspace.mlflow_artifacts)
+    devices = (dataset.path / f"device={device_id}" for device_id in dataset.device_ids)
+    _writable(workspace.root, *(place for place in left if place.exists()), *devices)
 
     from flows.fleet import Fleet
-    from tasks.device import examine
+    from tasks.device import device_check
 
     fleet = Fleet("preflight", settings, workspace)
     for device_id in fleet.spec.device_ids:
         try:
-            examine(fleet.station, device_id)
-        except DataError:
-            raise  # it names the device's own file
-        except Misuse as error:
-            raise Misuse(f"device {device_id}: {error}") from None
+            device_check(fleet.station, device_id)
+        except DeviceRefusal as refusal:
+            raise Misuse(str(refusal)) from None
 
 
-def _writable(*folders: Path) -> None:
-    for folder in folders:
-        if not os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
-            raise Misuse(f"the folder {folder} cannot be written: give it write permission, or name another project folder in FEDLIN_HOME")
+def _writable(*places: Path) -> None:
+    for place in places:
+        if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+            raise Misuse(f"{place} cannot be written: give it write permission, or name another project folder in FEDLIN_HOME")
+
+
+def _ended(run_id: str) -> dict[str, Any] | None:
+    """The result of a run that has nothing left to do, None where it has."""
+    from tasks.checkpoint import RunFolder
+
+    folder = RunFolder(Workspace.find().runs / run_id)
+    if not (folder.path / "result.json").exists():
+        return None
+    result = folder.read_json("result.json")
+    return result if result["outcome"] != "quorum_lost" and result["tracked"] and "task_runs_recorded" in result else None
+
+
+def _flow_state(settings: TrainConfig | None, run_id: str) -> Any:
+    """The flow's last state. What Prefect itself raises is about its server: the run has its checkpoint."""
+    from flows.train import train
+
+    try:
+        return train(settings, run_id=run_id, return_state=True)  # pyright: ignore[reportCallIssue]
+    except Exception as error:
+        kind = type(error).__name__
+    raise FedlinError(f"run {run_id} lost its Prefect server ({kind}): go on with fedlin train --resume {run_id}")
 
 
 def _why(state: Any, run_id: str) -> FedlinError:
@@ -157,17 +182,21 @@ def _why(state: Any, run_id: str) -> FedlinError:
 def _show(result: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False)
     if result["devices_scored"]:
-        table = Table("RMSE on the devices' test rows", result["algorithm"], "separate", "change")
+        rivals = ["separate"] if result["algorithm"] != "separate" else []
+        table = Table("RMSE on the devices' test rows", result["algorithm"], *rivals, *(["change"] if rivals else []))
         for label, key in (("mean over devices (A-RMSE)", "a_rmse"), ("median device", "median_rmse"), ("worst device", "worst_rmse")):
             ours, alone = result[key], result[f"{key}_separate"]
             change = f"{100 * (ours / alone - 1):+.1f} %" if ours is not None and alone else "-"
-            table.add_row(label, _figure(ours), _figure(alone), change)
+            table.add_row(label, _figure(ours), *([_figure(alone), change] if rivals else []))
         console.print(table)
-        console.print(f"better than on its own: {result['devices_better']} of {result['devices_scored']} devices")
+        if rivals:
+            console.print(f"better than on its own: {result['devices_better']} of {result['devices_scored']} devices")
     elif result["outcome"] != "quorum_lost":
         console.print("no device has test rows, so there is no A-RMSE: see the contract's split")
+    if missing := result["devices_missing"]:
+        console.print(f"no result of {len(missing)} devices: {', '.join(missing[:5])}{' and others' if len(missing) > 5 else ''}")
     console.print(f"{result['outcome']} after {result['rounds']} rounds: {result['message']}")
-    console.print(f"run {result['run_id']}, {result['wall_s']:.1f} s, {result['uplink_bytes'] / 1e6:.2f} MB up")
+    console.print(f"run {result['run_id']}, {result['wall_s']:.1f} s, {decimal(result['uplink_bytes'])} sent by the devices")
     console.print(f"Prefect recorded {result['task_runs_recorded']} of {result['task_runs']} task runs")
     console.print(f"results in {_near(Path(result['artifacts']))}")
 

@@ -132,10 +132,12 @@ def test_a_column_of_zeros_does_no_harm() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"eta": 0.0}, "eta is a positive number"),
-        ({"eta": float("inf")}, "eta is a positive number"),
-        ({"steps": 0}, "steps is at least 1, got 0"),
-        ({"batch": 0}, "batch is at least 1 row"),
+        ({"eta": 0.0}, r"eta is a number in \(0, inf\) or"),
+        ({"eta": float("inf")}, r"eta is a number in \(0, inf\) or"),
+        ({"steps": 0}, "steps is a whole number from 1 to 1,000,000, got 0"),
+        ({"steps": 2.5}, "steps is a whole number"),
+        ({"gradient": "Sum"}, "gradient is one of mean, sum, got 'Sum'"),
+        ({"batch": 0}, "batch .unless .full.. is a whole number from 1"),
     ],
 )
 def test_options_out_of_bounds(options: dict, words: str) -> None:

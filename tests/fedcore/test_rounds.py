@@ -52,11 +52,12 @@ def test_draws_belong_to_device_round_and_seed() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"rounds": 0}, "rounds is at least 1, got 0"),
-        ({"seed": -1}, "seed is at least 0"),
-        ({"participation": 0.0}, "participation is a share in"),
-        ({"participation": float("nan")}, "participation is a share in"),
-        ({"quorum": 1.1}, "quorum is a share in"),
+        ({"rounds": 0}, "rounds is a whole number from 1 to 1,000,000,000, got 0"),
+        ({"rounds": 2.5}, "rounds is a whole number"),
+        ({"seed": -1}, "seed is a whole number from 0"),
+        ({"participation": 0.0}, "participation is a number in"),
+        ({"participation": float("nan")}, "participation is a number in"),
+        ({"quorum": 1.1}, "quorum is a number in"),
     ],
 )
 def test_schedule_out_of_bounds(values: dict, words: str) -> None:

@@ -17,10 +17,14 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fedcore import fit
+from fedcore import Hm1, Misuse, fit
+from fedcore.algorithm import FleetSpec
 from fedcore.data import Dataset
+from fedcore.rounds import RunState
+from fedcore.testing import equal
 from flows.cli.app import main
 from flows.config import read_config
+from tasks.checkpoint import Checkpoint, RunFolder
 
 FEDLIN = [sys.executable, "-m", "flows.cli.app"]
 LIMIT = 300  # seconds that a whole command may take on a busy machine
@@ -56,7 +60,7 @@ MISUSE = {
     "unknown algorithm": (["train", "small", "--algorithm", "hm9"], r"no algorithm 'hm9': choose one of hm1, separate"),
     "unknown option": (["train", "small", "--set", "gamma=1"], r"hm1 has no option 'gamma': choose from eta, .*alpha"),
     "option of another algorithm": (["train", "small", "--algorithm", "separate", "--set", "alpha=1"], r"separate has no option 'alpha'"),
-    "option out of bounds": (["train", "small", "--set", "alpha=2"], r"alpha is a weight in \(0, 1\], got 2"),
+    "option out of bounds": (["train", "small", "--set", "alpha=2"], r"alpha is a number in \(0, 1\], got 2"),
     "option of another type": (["train", "small", "--set", "alpha=much"], r"hm1: alpha: input should be a valid number.*got 'much'"),
     "option without a value": (["train", "small", "--set", "alpha"], r"--set takes name=value, got 'alpha'"),
     "unsafe rate": (
@@ -65,9 +69,9 @@ MISUSE = {
     ),
     "unknown flag": (["train", "small", "--gamma", "1"], r"No such option: --gamma"),
     "unknown command": (["trian", "small"], r"No such command 'trian'"),
-    "no rounds": (["train", "small", "--rounds", "0"], r"rounds is at least 1, got 0"),
+    "no rounds": (["train", "small", "--rounds", "0"], r"rounds is a whole number from 1 to 1,000,000,000, got 0"),
     "rounds that are no number": (["train", "small", "--rounds", "many"], r"Invalid value for '--rounds'"),
-    "participation": (["train", "small", "--participation", "1.5"], r"participation is a share in \(0, 1\], got 1.5"),
+    "participation": (["train", "small", "--participation", "1.5"], r"participation is a number in \(0, 1\], got 1.5"),
     "unknown target": (["train", "small", "--target", "z"], r"no target 'z': choose one of y"),
     "unknown scaling": (["train", "small", "--target-scaling", "z"], r"no target scaling 'z': choose one of none, train, own"),
     "missing configuration": (["train", "--config", "nope.toml"], r"configuration nope.toml cannot be read \(No such file or directory\)"),
@@ -126,23 +130,26 @@ def test_bad_data_are_one_line_and_leave_nothing(
     assert sorted(home.rglob("*")) == before
 
 
-@pytest.mark.parametrize("closed", ["", "datasets/small/device=c"])
+@pytest.mark.parametrize("closed", ["", "datasets/small/device=c", "runs", "mlflow.db", ".prefect"])
 def test_a_store_that_cannot_be_written(
     closed: str, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fleet()
+    for folder in ("runs", ".prefect"):
+        (home / folder).mkdir()
+    (home / "mlflow.db").touch()
     for folder in (home, *home.rglob("*")):
         folder.chmod(0o777 if folder.is_dir() else 0o666)
     for folder in home.parents:  # so that nobody may look, and write where allowed
         if folder.owner() == home.owner() and folder != folder.parent:
             folder.chmod(folder.stat().st_mode | 0o055)
-    (home / closed).chmod(0o555)
+    (home / closed).chmod(0o555 if (home / closed).is_dir() else 0o444)
     before = sorted(home.rglob("*"))
     with unprivileged():
         status = fedlin("train", "small", monkeypatch=monkeypatch)
     assert status == 2
     err = capfd.readouterr().err
-    assert re.fullmatch(r"fedlin: error: the folder .* cannot be written: give it write permission, or name another .*\n", err), err
+    assert re.fullmatch(r"fedlin: error: .* cannot be written: give it write permission, or name another .*\n", err), err
     assert sorted(home.rglob("*")) == before
 
 
@@ -199,3 +206,71 @@ def await_round(home: Path, round_num: int) -> Path:
 def states(dataset: Dataset) -> list[int]:
     """When each device's state was last written."""
     return [file.stat().st_mtime_ns for file in sorted(dataset.path.glob("device=*/.fedlin/*.npz"))]
+
+
+@pytest.mark.slow
+def test_interrupted_says_how_to_go_on(environment: dict[str, str], home: Path, fleet: Callable[..., Dataset]) -> None:
+    fleet()
+    words = ["train", "small", "--algorithm", "separate", "--rounds", "400"]
+    begun = subprocess.Popen([*FEDLIN, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    await_round(home, 2)
+    begun.send_signal(signal.SIGINT)
+    out, err = begun.communicate(timeout=LIMIT)
+    assert begun.returncode == 130
+    assert out == ""
+    assert err.splitlines()[-1] == "fedlin: error: interrupted: a run that has begun its rounds goes on with fedlin train --resume RUN_ID"
+    assert "Traceback" not in err
+
+
+def test_what_is_unexpected_says_its_kind_only(
+    home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A bug in device code that the check before the start meets, and one in the command itself."""
+    dataset = fleet()
+
+    def broken(*_: object) -> None:
+        raise SystemExit("row 987654.321")
+
+    monkeypatch.setattr(Hm1, "init_devices", broken)
+    assert fedlin("train", "small", monkeypatch=monkeypatch) == 1
+    assert capfd.readouterr().err == (
+        "fedlin: error: device a: SystemExit in its check; the details are in its own folder, .fedlin/preflight.error.txt\n"
+    )
+    assert "987654" in (dataset.path / "device=a/.fedlin/preflight.error.txt").read_text()
+
+    def wrong(*_: object) -> None:
+        raise ValueError("row 987654.321")
+
+    monkeypatch.setattr("flows.cli.train._preflight", wrong)
+    assert fedlin("train", "small", monkeypatch=monkeypatch) == 1
+    assert capfd.readouterr().err == ("fedlin: error: unexpected ValueError: FEDLIN_DEBUG=1 shows where, with a text that may quote data\n")
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK", None])
+def test_a_damaged_checkpoint_is_named(
+    damage: bytes | None, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut at any place, or with any byte changed, it is refused in one line, or is still what it was."""
+    fleet()
+    folder = RunFolder(home / "runs/run")
+    folder.create({"given": {"dataset": "small"}}, {})
+    spec = FleetSpec(("a", "b"), 2)
+    checkpoint = Checkpoint(RunState.initial(Hm1(), spec), ({"round_num": 1},), None)
+    folder.save(checkpoint)
+    file = folder.path / "checkpoint.npz"
+    whole = file.read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        if damage is None:
+            position = int(rng.integers(len(whole)))
+            file.write_bytes(whole[:position] + bytes([whole[position] ^ int(rng.integers(1, 256))]) + whole[position + 1 :])
+        else:
+            file.write_bytes(damage + whole[len(damage) : int(rng.integers(len(whole)))])
+        try:
+            loaded = folder.load()
+        except Misuse as error:
+            if not str(error).startswith("run run: checkpoint.npz is damaged"):
+                raise
+        else:
+            assert loaded is not None
+            assert equal(loaded.state, checkpoint.state)

@@ -96,6 +96,8 @@ def test_what_a_run_leaves(server: Orchestrator, home: Path, fleet: Callable[...
     assert found.data.params["option.shrinkage"] == "proximal"
     assert found.data.tags["fedlin.run_id"] == "run"
     assert found.data.metrics["a_rmse"] == pytest.approx(result["a_rmse"])
+    sent = client.get_metric_history(result["mlflow_run_id"], "uplink_bytes")
+    assert [(metric.step, metric.value) for metric in sent] == [(c + 1, each["uplink_bytes"]) for c, each in enumerate(expected.history)]
     losses = client.get_metric_history(result["mlflow_run_id"], "loss")
     assert [(metric.step, metric.value) for metric in losses] == [(c + 1, each["loss"]) for c, each in enumerate(expected.history)]
     names = {artifact.path for artifact in client.list_artifacts(result["mlflow_run_id"])}
@@ -246,6 +248,38 @@ def test_a_run_keeps_the_devices_and_the_contract_that_it_began_with(
     with np.load(home / "runs/run/results/theta.npz") as stored:
         assert stored["devices"].tolist() == ["a", "b", "c", "d", "e"]
         np.testing.assert_array_equal(stored["Theta"], np.array([expected.theta[name] for name in "abcde"]).T)
+
+
+def test_devices_that_give_no_result_are_named(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], faults: Faults, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dataset = fleet()
+    faults.failing = {"b": set(range(4, 7))}  # enrolment, two rounds, then the final step and both retries
+    result = run(home, read_config({"dataset": "small", "rounds": 2}))
+    assert (result["outcome"], result["devices_missing"]) == ("completed", ["b"])
+    assert "no result, device b: RuntimeError in its final step" in capfd.readouterr().err
+    with np.load(home / "runs/run/results/theta.npz") as theta, np.load(home / "runs/run/results/server.npz") as stored:
+        assert theta["devices"].tolist() == ["a", "c", "d", "e"]
+        assert stored["devices"].tolist() == list(dataset.device_ids)
+
+    faults.failing = {name: set(range(faults.reads[name] + 4, faults.reads[name] + 7)) for name in ("a", "b", "c")}
+    lost = run(home, read_config({"dataset": "small", "rounds": 2}), run_id="other")
+    assert (lost["outcome"], lost["rounds"], lost["a_rmse"]) == ("quorum_lost", 2, None)
+    assert "only 2 of 5 devices could give their result" in lost["message"]
+    again = run(home, None, run_id="other")
+    assert (again["outcome"], again["devices_missing"]) == ("completed", [])
+
+
+def test_exchanged_device_folders_are_noticed(server: Orchestrator, home: Path, fleet: Callable[..., Dataset], faults: Faults) -> None:
+    dataset = fleet()
+    faults.failing = {name: set(range(3, 6)) for name in dataset.device_ids}
+    assert run(home, read_config({"dataset": "small", "rounds": 2}))["outcome"] == "quorum_lost"
+    one, other, aside = dataset.path / "device=a", dataset.path / "device=b", dataset.path / "aside"
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+    result = run(home, None)
+    assert result["devices_missing"] == ["a", "b"]
 
 
 def test_a_run_belongs_to_one_process_and_one_configuration(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
