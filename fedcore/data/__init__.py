@@ -14,11 +14,14 @@ from fedcore.data.contract import (
     read_contract,
     write_contract,
 )
-from fedcore.data.importing import import_file
+from fedcore.data.importing import import_file, import_frame
+from fedcore.data.inference import infer_contract
+from fedcore.data.partitions import Added, add_partition, remove_device
 from fedcore.data.simulated import create_simulated
 from fedcore.data.store import Dataset, DeviceCard, create_dataset, list_datasets, open_dataset
 
 __all__ = [
+    "Added",
     "Column",
     "ColumnSplit",
     "Contract",
@@ -31,11 +34,15 @@ __all__ = [
     "Scaling",
     "SourceFile",
     "TimeSplit",
+    "add_partition",
     "create_dataset",
     "create_simulated",
     "import_file",
+    "import_frame",
+    "infer_contract",
     "list_datasets",
     "open_dataset",
     "read_contract",
+    "remove_device",
     "write_contract",
 ]

@@ -1,4 +1,4 @@
-"""`fedlin data`: import a source file, check the partitions, list the data sets."""
+"""`fedlin data`: contracts and partitions, from the source file on."""
 
 from __future__ import annotations
 
@@ -9,28 +9,80 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedcore.data import Dataset, DeviceCard, import_file, list_datasets, open_dataset, read_contract
+from fedcore.data import (
+    Dataset,
+    DeviceCard,
+    add_partition,
+    import_file,
+    infer_contract,
+    list_datasets,
+    open_dataset,
+    read_contract,
+    remove_device,
+)
 from fedcore.errors import DataError, Misuse
 from flows.workspace import Workspace
 
 _SHOWN_FAILURES = 10
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: import, check, list.")
+app = typer.Typer(no_args_is_help=True, help="Data sets: contracts and partitions.")
+
+Name = Annotated[str, typer.Argument(help="Name of the data set.", show_default=False)]
+
+
+@app.command()
+def infer(
+    file: Annotated[
+        Path, typer.Argument(help="Source file (.csv, .txt or .parquet), or a folder of one file a device.", show_default=False)
+    ],
+    dataset: Annotated[str, typer.Option(help="Name of the data set.", show_default=False)],
+    target: Annotated[str, typer.Option(help="Target column.", show_default=False)],
+    device: Annotated[str | None, typer.Option(help="Device column; a folder's files need none.", show_default=False)] = None,
+) -> None:
+    """Write the first contract of a data set, for you to edit before the import."""
+    contract = infer_contract(Workspace.find().datasets, file, dataset, device=device, target=target)
+    features = f"{len(contract.features)} of {len(contract.columns)} columns are features"
+    typer.echo(f"datasets/{dataset}/dataset.toml: {features}, the target is {contract.target}: edit it, then import")
 
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="Source file: .csv, .txt or .parquet.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="Source file (.csv, .txt or .parquet), or a folder of one file a device.", show_default=False)
+    ],
     dataset: Annotated[str, typer.Option(help="Name of the data set.", show_default=False)],
     device: Annotated[str | None, typer.Option(help="Device column, where there is no contract yet.", show_default=False)] = None,
     target: Annotated[str | None, typer.Option(help="Target column, where there is no contract yet.", show_default=False)] = None,
 ) -> None:
-    """Split a source file by device into the partitions of a data set."""
+    """Split a source by device into the partitions of a data set."""
     _show(*_checked(import_file(Workspace.find().datasets, file, dataset, device=device, target=target)))
 
 
 @app.command()
-def check(name: Annotated[str, typer.Argument(help="Name of the data set.", show_default=False)]) -> None:
+def add(
+    file: Annotated[Path, typer.Argument(help="The device's rows: .csv, .txt or .parquet.", show_default=False)],
+    dataset: Annotated[str, typer.Option(help="Name of the data set.", show_default=False)],
+    device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
+    append: Annotated[bool, typer.Option("--append", help="The device is there already: these are further rows.")] = False,
+) -> None:
+    """Add a device to a data set, or rows to a device. Adding the same file twice changes nothing."""
+    added = add_partition(Workspace.find().datasets, file, dataset, device, append=append)
+    where = f"data set {dataset}: device={added.device}/{added.file}"
+    typer.echo(f"{where} with {added.rows} rows" if added.changed else f"{where} holds these {added.rows} rows already: nothing changed")
+
+
+@app.command()
+def remove(
+    name: Name,
+    device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
+) -> None:
+    """Delete a device's rows, and the state that it keeps of runs."""
+    remove_device(Workspace.find().datasets, name, device)
+    typer.echo(f"data set {name}: device={device} removed")
+
+
+@app.command()
+def check(name: Name) -> None:
     """Read every device of a data set and hold it against the contract."""
     _show(*_checked(open_dataset(Workspace.find().datasets, name)))
 
