@@ -80,8 +80,7 @@ def cells(chunk: Chunk, separator: str, width: int | None, where: str) -> pl.Dat
     if separator == "whitespace":
         # polars wants one separator: any run of blanks becomes one space, and those at line ends go.
         lines, separator = [" ".join(line.split()) for line in lines], " "
-    # Blank lines would read as rows of nulls.
-    text = "\n".join(line for line in lines if line.strip(" \r"))
+    text = "\n".join(_filled(lines))
     if not text:
         return None
     if width:
@@ -118,6 +117,15 @@ def _decoded(raw: bytes, begun: int, where: str) -> str:
     except UnicodeDecodeError as error:
         position = begun + error.start
     raise DataError(f"{where}: not UTF-8 text from byte {position} on: save it as UTF-8")
+
+
+def _filled(lines: list[str]) -> Iterator[str]:
+    """The lines without the blank ones, which would read as rows of nulls; those within quotes are text and stay."""
+    quoted = False
+    for line in lines:
+        if quoted or line.strip(" \r"):
+            yield line
+        quoted ^= line.count('"') % 2 == 1
 
 
 def _suspect(lines: list[str], separator: str, width: int | None, first: int) -> int | None:
