@@ -65,13 +65,13 @@ def import_frame(root: Path, frame: object, name: str, *, device: str | None = N
     Raises
     ------
     Misuse, DataError
-        As `import_file`; errors call the table "frame".
+        As `import_file`; errors call the table "data frame".
     """
     check_vacant(root, name)
     contract = _contract_there(root, name, device, target)
-    source = open_table(frame, "frame", SourceFile() if contract is None else contract.file)
+    source = open_table(frame, "data frame", SourceFile() if contract is None else contract.file)
     if contract is None:
-        contract = _numeric_contract([source], "a data frame", name, device, _needed(target, name))
+        contract = _numeric_contract([source], source.where, name, device, _needed(target, name))
     return _imported(root, name, contract, [source], source.where)
 
 

@@ -129,7 +129,7 @@ def _filled(lines: list[str]) -> Iterator[str]:
 
 
 def _suspect(lines: list[str], separator: str, width: int | None, first: int) -> int | None:
-    """Number of the first line that has too many fields, or that opens a quote which nothing closes."""
+    """Number of the first line that has too many fields, or opens a quote which nothing closes; else of one with an odd quote."""
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=separator, strict=True)
     begun = first
     with suppress(csv.Error):
@@ -138,5 +138,5 @@ def _suspect(lines: list[str], separator: str, width: int | None, first: int) ->
             if width and len(fields) > width:
                 return begun
             begun = first + reader.line_num
-        return None
+        return next((first + i for i, line in enumerate(lines) if line.count('"') % 2), None)
     return begun
