@@ -19,11 +19,13 @@ from fedcore.data.inference import infer_contract
 from fedcore.data.partitions import Added, add_partition, remove_device
 from fedcore.data.simulated import create_simulated
 from fedcore.data.store import Dataset, DeviceCard, create_dataset, list_datasets, open_dataset
+from fedcore.data.summary import ColumnSummary, Summary, summarise
 
 __all__ = [
     "Added",
     "Column",
     "ColumnSplit",
+    "ColumnSummary",
     "Contract",
     "Dataset",
     "DeviceCard",
@@ -33,6 +35,7 @@ __all__ = [
     "RandomSplit",
     "Scaling",
     "SourceFile",
+    "Summary",
     "TimeSplit",
     "add_partition",
     "create_dataset",
@@ -44,5 +47,6 @@ __all__ = [
     "open_dataset",
     "read_contract",
     "remove_device",
+    "summarise",
     "write_contract",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +20,10 @@ from fedcore.data import (
     open_dataset,
     read_contract,
     remove_device,
+    summarise,
 )
 from fedcore.errors import DataError, Misuse
+from flows.events import tell_added
 from flows.workspace import Workspace
 
 _SHOWN_FAILURES = 10
@@ -55,7 +58,9 @@ def import_(
     target: Annotated[str | None, typer.Option(help="Target column, where there is no contract yet.", show_default=False)] = None,
 ) -> None:
     """Split a source by device into the partitions of a data set."""
-    _show(*_checked(import_file(Workspace.find().datasets, file, dataset, device=device, target=target)))
+    imported, cards = _checked(import_file(Workspace.find().datasets, file, dataset, device=device, target=target))
+    _tell(dataset, {card.device: card.n_train + card.n_validation + card.n_test for card in cards})
+    _show(imported, cards)
 
 
 @app.command()
@@ -67,6 +72,8 @@ def add(
 ) -> None:
     """Add a device to a data set, or rows to a device. Adding the same file twice changes nothing."""
     added = add_partition(Workspace.find().datasets, file, dataset, device, append=append)
+    if added.changed:
+        _tell(dataset, {added.device: added.rows})
     where = f"data set {dataset}: device={added.device}/{added.file}"
     typer.echo(f"{where} with {added.rows} rows" if added.changed else f"{where} holds these {added.rows} rows already: nothing changed")
 
@@ -87,6 +94,26 @@ def check(name: Name) -> None:
     _show(*_checked(open_dataset(Workspace.find().datasets, name)))
 
 
+@app.command()
+def describe(
+    name: Name,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+) -> None:
+    """Tell of a data set what may be told: counts, and ranges of devices' means, of no device and no row on its own."""
+    dataset = open_dataset(Workspace.find().datasets, name)
+    summary = summarise(dataset)
+    if as_json:
+        columns = [column._asdict() for column in summary.columns]
+        print(json.dumps({"name": name, "target": dataset.contract.target} | summary._asdict() | {"columns": columns}))
+        return
+    parts = f"{summary.n_train} train, {summary.n_validation} validate, {summary.n_test} test"
+    table = Table("column", "type", "unit", "missing", "range of device means", title=f"{name}: {summary.devices} devices; rows: {parts}")
+    for column in summary.columns:
+        told = "" if column.low is None else f"{column.low:g} to {column.high:g}"
+        table.add_row(column.name, column.type, column.unit, str(column.missing), told)
+    _print(table)
+
+
 @app.command("list")
 def list_() -> None:
     """List the data sets that have a contract."""
@@ -96,6 +123,11 @@ def list_() -> None:
         contract = read_contract(root / name)
         table.add_row(name, contract.target, contract.description)
     _print(table)
+
+
+def _tell(dataset: str, rows: dict[str, int]) -> None:
+    if failure := tell_added(dataset, rows):
+        typer.echo(f"fedlin: warning: {failure}", err=True)
 
 
 def _checked(dataset: Dataset) -> tuple[Dataset, list[DeviceCard]]:
