@@ -30,6 +30,9 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, Any]]]
             self.send_response(204)
             self.end_headers()
 
+        def do_GET(self) -> None:
+            self.send_error(404)  # the client asks for a token first, which servers need not have
+
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
