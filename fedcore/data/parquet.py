@@ -80,7 +80,6 @@ def batches(file: Path) -> Iterator[pl.DataFrame]:
         Where it is damaged.
     """
     with _opened(file) as stream:
-        # Buffered, so that a column of a large row group is read in pieces too.
         reader = _tried(lambda: _reader(stream, buffer_size=_CELLS))
         left = reader.metadata.num_rows if reader else 1
         following = reader.iter_batches(max(1, _CELLS // reader.metadata.num_columns), use_threads=False) if reader else iter(())
@@ -116,7 +115,8 @@ def _tried(call: Callable[[], T]) -> T | None:
 
 
 def _reader(source: pa.NativeFile | io.BufferedReader, buffer_size: int = 0) -> pq.ParquetFile:
-    return pq.ParquetFile(source, page_checksum_verification=True, buffer_size=buffer_size)
+    # Without pre_buffer, and with a buffer's size, a column of a large row group is read in pieces; with it, whole.
+    return pq.ParquetFile(source, page_checksum_verification=True, buffer_size=buffer_size, pre_buffer=False)
 
 
 def _validated(table: pa.Table) -> pa.Table | None:
