@@ -53,10 +53,13 @@ class SourceFile(_Part):
         One character, or "whitespace" for any run of spaces and tabs.
     header
         True where the first line names the columns; else the names themselves, in the file's order.
+    decimal
+        The mark between a number's whole and its fraction, a point or a comma. The other of the two is in no number.
     """
 
     separator: str = ","
     header: Literal[True] | tuple[ColumnName, ...] = True
+    decimal: Literal[".", ","] = "."
 
     @field_validator("separator")
     @classmethod
@@ -65,6 +68,12 @@ class SourceFile(_Part):
         if not (single or separator == "whitespace"):
             raise ValueError('expected one ASCII character other than a quote or a line end, or "whitespace"')
         return separator
+
+    @model_validator(mode="after")
+    def _two_marks(self) -> Self:
+        if self.decimal == self.separator:
+            raise ValueError(f"decimal: {self.decimal!r} is the separator too: numbers could not be told apart, change one of the two")
+        return self
 
 
 class LinearMap(_Part):

@@ -1,23 +1,85 @@
-"""Source files as frames: comma, semicolon, tab and whitespace separated text, and parquet.
+"""Sources to import: separated text, parquet, a folder of one file a device, tables of other libraries.
 
-Text comes back as text, every column: what a column means is the contract's business, and `001` must not turn into 1 on the way.
+Rows come in batches, so that a source may be larger than the memory. Text comes back as text, every column: what a column means is
+the contract's business, and `001` must not turn into 1 on the way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 
+from fedcore.data import parquet
 from fedcore.data.contract import SourceFile
-from fedcore.data.parquet import decode
+from fedcore.data.files import is_folder
+from fedcore.data.names import checked_distinct
+from fedcore.data.records import Chunk, cells, chunks, no_table
 from fedcore.errors import DataError, Misuse
 
 _SEPARATORS = (",", ";", "\t")
+_SUFFIXES = (".csv", ".txt", ".parquet")
+_BATCH = 65536
 
 
-def read_source(file: Path, form: SourceFile | None) -> tuple[pl.DataFrame, SourceFile]:
-    """The rows of a source file, and the form it was read in.
+@dataclass(frozen=True)
+class Source:
+    """Rows to import.
+
+    Attributes
+    ----------
+    where
+        How errors call it.
+    names
+        Its columns.
+    form
+        How text is read.
+    batches
+        Reads the rows from the start: frames of these columns. Raises `DataError` on what is found damaged on the way.
+    device
+        The device that all rows are of; None where a column says it.
+    """
+
+    where: str
+    names: tuple[str, ...]
+    form: SourceFile
+    batches: Callable[[], Iterator[pl.DataFrame]]
+    device: str | None = None
+
+
+def open_sources(path: Path, form: SourceFile | None, device_column: str | None) -> tuple[Source, ...]:
+    """A source file, or one source a file of a folder, where the files' names are the devices' ids.
+
+    Parameters
+    ----------
+    path
+        A file, or a folder with nothing but such files (hidden ones are left aside).
+    form, device_column
+        As for `open_source`; by default all files of a folder are read as the first one.
+
+    Raises
+    ------
+    Misuse
+        Where something cannot be read, or is no source file.
+    DataError
+        Where a file is not what it seems, or a name is no device id.
+    """
+    if not is_folder(path):
+        return (open_source(path, form, device_column),)
+    files = sorted(entry for entry in _listed(path) if not entry.name.startswith("."))
+    if not files:
+        raise DataError(f"{path.name}: no files: expected one .csv, .txt or .parquet file a device")
+    checked_distinct(file.stem for file in files)
+    sources: list[Source] = []
+    for file in files:
+        sources.append(open_source(file, form or (sources[0].form if sources else None), device_column, file.stem))
+    return tuple(sources)
+
+
+def open_source(file: Path, form: SourceFile | None, device_column: str | None, device: str | None = None) -> Source:
+    """One source file.
 
     Parameters
     ----------
@@ -25,6 +87,10 @@ def read_source(file: Path, form: SourceFile | None) -> tuple[pl.DataFrame, Sour
         `.csv` or `.txt` (text in UTF-8), or `.parquet`.
     form
         How to read text; by default the first line names the columns and its most frequent separator counts.
+    device_column
+        The device column's name, which a file without a header line may lack if all its rows are of `device`.
+    device
+        The device that all rows are of.
 
     Raises
     ------
@@ -33,68 +99,77 @@ def read_source(file: Path, form: SourceFile | None) -> tuple[pl.DataFrame, Sour
     DataError
         Where it is not what it seems: damaged, without rows, ragged, or with column names that are missing or double.
     """
-    if file.suffix.lower() not in (".csv", ".txt", ".parquet"):
+    if file.suffix.lower() not in _SUFFIXES:
         raise Misuse(f"{file.name}: expected a .csv, .txt or .parquet file: convert it, or rename it")
-    raw = _read(file)
     if file.suffix.lower() == ".parquet":
-        return decode(raw, file.name), form or SourceFile()
-    text = _decoded(raw, file.name)
-    form = form or SourceFile(separator=_sniffed(text))
-    cells = _cells(text, form.separator, file.name)
+        names = tuple(parquet.column_names(file))
+        return Source(file.name, names, form or SourceFile(), lambda: parquet.batches(file), device)
+    first = next((chunk for chunk in chunks(file) if not chunk.text.isspace()), None)
+    if first is None:
+        raise no_table(file.name)
+    form = form or SourceFile(separator=_sniffed(first))
+    top = cells(first, form.separator, None, file.name)
+    if top is None:
+        raise no_table(file.name)
     if form.header is True:
-        names, rows = _header(cells, file.name), cells[1:]
+        names = _header(top, file.name)
     else:
-        names, rows = list(form.header), cells
-    if rows.is_empty():
-        raise DataError(f"{file.name}: no rows below the header line: nothing to import")
-    if len(names) != cells.width:
-        expected = f"expected {len(names)} columns as [file] header says, got {cells.width}"
+        names = form.header
+        if device is not None and len(names) == top.width + 1:
+            names = tuple(name for name in names if name != device_column)
+    if len(names) != top.width:
+        expected = f"expected {len(names)} columns as [file] header says, got {top.width}"
         raise DataError(f"{file.name}: {expected}: correct the header or the separator")
-    rows.columns = names
-    return rows, form
+    return Source(file.name, names, form, lambda: _text_batches(file, form, names), device)
 
 
-def _read(file: Path) -> bytes:
+def open_table(table: object, where: str, form: SourceFile) -> Source:
+    """A table in memory, of Arrow, Polars, or whatever speaks Arrow's C stream interface.
+
+    Raises
+    ------
+    Misuse
+        Where it is no table.
+    DataError
+        Where it names a column twice, or holds a column that is neither number nor text.
+    """
+    frame = parquet.from_table(table, where)
+    return Source(where, tuple(frame.columns), form, lambda: frame.iter_slices(_BATCH))
+
+
+def _listed(folder: Path) -> list[Path]:
     try:
-        return file.read_bytes()
+        return list(folder.iterdir())
     except OSError as error:
         reason = error.strerror
-    raise Misuse(f"{file.name}: cannot be read: {reason}")
+    raise Misuse(f"{folder.name}: cannot be read: {reason}")
 
 
-def _decoded(raw: bytes, where: str) -> str:
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        position = error.start
-    raise DataError(f"{where}: not UTF-8 text from byte {position} on: save it as UTF-8")
+def _text_batches(file: Path, form: SourceFile, names: tuple[str, ...]) -> Iterator[pl.DataFrame]:
+    above, found = form.header is True, False
+    for chunk in chunks(file):
+        rows = cells(chunk, form.separator, len(names), file.name)
+        if rows is None:
+            continue
+        if above:
+            rows, above = rows[1:], False
+        if rows.height:
+            found = True
+            rows.columns = list(names)
+            yield rows
+    if not found:
+        raise DataError(f"{file.name}: no rows below the header line: nothing to import")
 
 
-def _sniffed(text: str) -> str:
-    first = text.lstrip().partition("\n")[0]
+def _sniffed(chunk: Chunk) -> str:
+    first = chunk.text.lstrip().partition("\n")[0]
     best = max(_SEPARATORS, key=first.count)
     return best if best in first else "whitespace"
 
 
-def _cells(text: str, separator: str, where: str) -> pl.DataFrame:
-    """All cells as strings, the empty ones null; columns get the names that polars makes up."""
-    if separator == "whitespace":
-        # polars wants one separator: any run of blanks becomes one space, and those at line ends go.
-        text, separator = "\n".join(" ".join(line.split()) for line in text.split("\n")), " "
-    # Blank lines would read as rows of nulls.
-    text = "\n".join(line for line in text.split("\n") if line.strip(" \r"))
-    try:
-        cells = pl.read_csv(text.encode(), has_header=False, infer_schema=False, separator=separator)
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
-        cells = None
-    if cells is None:
-        raise DataError(f"{where}: no table: it is empty, a line has more fields than the first, or a quote is left open")
-    return cells
-
-
-def _header(cells: pl.DataFrame, where: str) -> list[str]:
-    names = [name for name in cells.row(0) if name is not None]
-    if len(names) < cells.width or len(set(names)) < len(names):
-        expected = f"the first line has to name the {cells.width} columns, each once"
+def _header(top: pl.DataFrame, where: str) -> tuple[str, ...]:
+    names = tuple(name for name in top.row(0) if name is not None)
+    if len(names) < top.width or len(set(names)) < len(names):
+        expected = f"the first line has to name the {top.width} columns, each once"
         raise DataError(f"{where}: {expected}: a file without names needs a contract with [file] header")
     return names

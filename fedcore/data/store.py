@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -20,13 +19,13 @@ import polars as pl
 from fedcore.data.checks import checked_frame
 from fedcore.data.contract import CONTRACT_FILE, Contract, TargetScaling, read_contract, write_contract
 from fedcore.data.design import prepare
-from fedcore.data.files import is_file, is_folder, sync_folder, write_durably
+from fedcore.data.files import is_file, is_folder, staging_folder, stored, sync_folder, write_durably
 from fedcore.data.names import checked_dataset_name, checked_device_id, checked_distinct
 from fedcore.data.parquet import decode, encode
 from fedcore.errors import DataError, Misuse
 from fedcore.rows import DeviceData
 
-_PREFIX = "device="
+PREFIX = "device="
 
 
 class DeviceCard(NamedTuple):
@@ -101,11 +100,21 @@ class Dataset:
         DataError
             Where its partition breaks the contract, cannot be read, or leads out of the data set's folder.
         """
-        contents = {where: _read(self.path, where) for where in _partition_files(self.path, device_id)}
-        frames = [checked_frame(decode(raw, where), self.contract, where) for where, raw in contents.items()]
-        data = prepare(pl.concat(frames), self.contract, f"{_PREFIX}{device_id}")
+        contents = self._contents(device_id)
+        data = prepare(pl.concat(self._frames(contents).values()), self.contract, f"{PREFIX}{device_id}")
         sha256 = hashlib.sha256(b"".join(contents.values())).hexdigest()
         return data, DeviceCard(device_id, data.train.n, data.validation.n, data.test.n, sha256)
+
+    def parts(self, device_id: str) -> dict[str, pl.DataFrame]:
+        """The rows of each of a device's files, by the files' names in order, checked but not prepared; errors as for `loaded`."""
+        frames = self._frames(self._contents(device_id))
+        return {where.removeprefix(f"{PREFIX}{device_id}/"): frame for where, frame in frames.items()}
+
+    def _contents(self, device_id: str) -> dict[str, bytes]:
+        return {where: _read(self.path, where) for where in _partition_files(self.path, device_id)}
+
+    def _frames(self, contents: dict[str, bytes]) -> dict[str, pl.DataFrame]:
+        return {where: checked_frame(decode(raw, where), self.contract, where) for where, raw in contents.items()}
 
 
 def list_datasets(root: Path) -> tuple[str, ...]:
@@ -137,11 +146,8 @@ def open_dataset(root: Path, name: str, *, target: str | None = None, target_sca
     DataError
         On a contract that is wrong, or device folders with unsafe or ambiguous ids.
     """
-    path = root / checked_dataset_name(name)
-    if not is_file(path / CONTRACT_FILE):
-        known = ", ".join(list_datasets(root)) or "none yet"
-        raise Misuse(f"no data set {name!r} with a {CONTRACT_FILE}: choose one of those there ({known}), or import it first")
-    contract = read_contract(path)
+    dataset = open_for_change(root, name)
+    contract = dataset.contract
     if target is not None:
         if target not in contract.targets:
             raise Misuse(f"data set {name!r} has no target {target!r}: choose one of {', '.join(contract.targets)}")
@@ -150,9 +156,39 @@ def open_dataset(root: Path, name: str, *, target: str | None = None, target_sca
         if target_scaling not in get_args(TargetScaling):
             raise Misuse(f"no target scaling {target_scaling!r}: choose one of {', '.join(get_args(TargetScaling))}")
         contract = contract.model_copy(update={"scaling": contract.scaling.model_copy(update={"target": target_scaling})})
-    if not _device_ids(path):
+    if not dataset.device_ids:
         raise Misuse(f"data set {name!r} has a contract but no partitions: import its source file first{_source(contract)}")
-    return Dataset(name, path, contract)
+    return replace(dataset, contract=contract)
+
+
+def open_for_change(root: Path, name: str) -> Dataset:
+    """Open a data set to which devices may come: it need not have any yet.
+
+    Raises
+    ------
+    Misuse
+        On an unknown data set (with the known ones).
+    DataError
+        On a contract that is wrong.
+    """
+    path = root / checked_dataset_name(name)
+    if not is_file(path / CONTRACT_FILE):
+        known = ", ".join(list_datasets(root)) or "none yet"
+        raise Misuse(f"no data set {name!r} with a {CONTRACT_FILE}: choose one of those there ({known}), or import it first")
+    return Dataset(name, path, read_contract(path))
+
+
+def check_vacant(root: Path, name: str) -> None:
+    """Nothing, where no device is there yet.
+
+    Raises
+    ------
+    Misuse
+        Where the data set has partitions already.
+    """
+    path = root / checked_dataset_name(name)
+    if is_folder(path) and _device_ids(path):
+        raise Misuse(f"data set {name!r} has partitions already: choose another name, or remove its device folders first")
 
 
 def create_dataset(root: Path, name: str, contract: Contract, frames: Iterable[tuple[str, pl.DataFrame]]) -> Dataset:
@@ -174,30 +210,25 @@ def create_dataset(root: Path, name: str, contract: Contract, frames: Iterable[t
     DataError
         Where a device breaks the contract, its id is unsafe or comes twice, or there is no device at all.
     """
-    path = root / checked_dataset_name(name)
-    if is_folder(path) and _device_ids(path):
-        raise Misuse(f"data set {name!r} has partitions already: choose another name, or remove its device folders first")
+    check_vacant(root, name)
+    path = root / name
     if is_file(path / CONTRACT_FILE) and read_contract(path) != contract:
         raise Misuse(f"data set {name!r} has another contract already: use that one, or choose another name")
-    staging = root / f".{name}.{secrets.token_hex(4)}.tmp"
-    try:
-        staging.mkdir(parents=True)
+    stored(name, lambda: _create(root, name, contract, frames))
+    return Dataset(name, path, contract)
+
+
+def _create(root: Path, name: str, contract: Contract, frames: Iterable[tuple[str, pl.DataFrame]]) -> None:
+    with staging_folder(root, name) as staging:
         _build(staging, contract, frames)
-        _put_in_place(staging, path)
-    except OSError as error:
-        reason = error.strerror
-    else:
-        return Dataset(name, path, contract)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    raise Misuse(f"cannot write data set {name!r}: {reason}: choose a datasets folder that you may write to")
+        _put_in_place(staging, root / name)
 
 
 def _build(folder: Path, contract: Contract, frames: Iterable[tuple[str, pl.DataFrame]]) -> None:
     ids: list[str] = []
     for device_id, frame in frames:
         ids.append(checked_device_id(device_id))
-        where = f"{_PREFIX}{device_id}"
+        where = f"{PREFIX}{device_id}"
         checked = checked_frame(frame, contract, where)
         prepare(checked, contract, where)
         partition = folder / where
@@ -214,7 +245,7 @@ def _put_in_place(staging: Path, path: Path) -> None:
     if path.is_dir():
         moved: list[Path] = []
         try:
-            for source in sorted(staging.glob(f"{_PREFIX}*")):
+            for source in sorted(staging.glob(f"{PREFIX}*")):
                 moved.append(source.rename(path / source.name))
             if not (path / CONTRACT_FILE).exists():
                 (staging / CONTRACT_FILE).rename(path / CONTRACT_FILE)
@@ -229,13 +260,13 @@ def _put_in_place(staging: Path, path: Path) -> None:
 
 
 def _device_ids(folder: Path) -> tuple[str, ...]:
-    folders = [entry.name for entry in _entries(folder, folder.name) if entry.name.startswith(_PREFIX) and entry.is_dir()]
-    return checked_distinct(name.removeprefix(_PREFIX) for name in folders)
+    folders = [entry.name for entry in _entries(folder, folder.name) if entry.name.startswith(PREFIX) and entry.is_dir()]
+    return checked_distinct(name.removeprefix(PREFIX) for name in folders)
 
 
 def _partition_files(folder: Path, device_id: str) -> list[str]:
     """The device's files, by name, as paths below the data set's folder."""
-    partition = f"{_PREFIX}{checked_device_id(device_id)}"
+    partition = f"{PREFIX}{checked_device_id(device_id)}"
     if not is_folder(folder / partition):
         raise Misuse(f"data set {folder.name!r} has no device {device_id!r}: choose one of its device= folders")
     _stay_inside(folder, partition)

@@ -1,7 +1,8 @@
-"""`fedlin data`: import a source file, check the partitions, list the data sets."""
+"""`fedlin data`: contracts and partitions, from the source file on."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,30 +10,108 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedcore.data import Dataset, DeviceCard, import_file, list_datasets, open_dataset, read_contract
+from fedcore.data import (
+    Dataset,
+    DeviceCard,
+    add_partition,
+    import_file,
+    infer_contract,
+    list_datasets,
+    open_dataset,
+    read_contract,
+    remove_device,
+    summarise,
+)
 from fedcore.errors import DataError, Misuse
+from flows.events import tell_added
 from flows.workspace import Workspace
 
 _SHOWN_FAILURES = 10
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: import, check, list.")
+app = typer.Typer(no_args_is_help=True, help="Data sets: contracts and partitions.")
+
+Name = Annotated[str, typer.Argument(help="Name of the data set.", show_default=False)]
+
+
+@app.command()
+def infer(
+    file: Annotated[
+        Path, typer.Argument(help="Source file (.csv, .txt or .parquet), or a folder of one file a device.", show_default=False)
+    ],
+    dataset: Annotated[str, typer.Option(help="Name of the data set.", show_default=False)],
+    target: Annotated[str, typer.Option(help="Target column.", show_default=False)],
+    device: Annotated[str | None, typer.Option(help="Device column; a folder's files need none.", show_default=False)] = None,
+) -> None:
+    """Write the first contract of a data set, for you to edit before the import."""
+    contract = infer_contract(Workspace.find().datasets, file, dataset, device=device, target=target)
+    features = f"{len(contract.features)} of {len(contract.columns)} columns are features"
+    typer.echo(f"datasets/{dataset}/dataset.toml: {features}, the target is {contract.target}: edit it, then import")
 
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="Source file: .csv, .txt or .parquet.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="Source file (.csv, .txt or .parquet), or a folder of one file a device.", show_default=False)
+    ],
     dataset: Annotated[str, typer.Option(help="Name of the data set.", show_default=False)],
     device: Annotated[str | None, typer.Option(help="Device column, where there is no contract yet.", show_default=False)] = None,
     target: Annotated[str | None, typer.Option(help="Target column, where there is no contract yet.", show_default=False)] = None,
 ) -> None:
-    """Split a source file by device into the partitions of a data set."""
-    _show(*_checked(import_file(Workspace.find().datasets, file, dataset, device=device, target=target)))
+    """Split a source by device into the partitions of a data set."""
+    imported, cards = _checked(import_file(Workspace.find().datasets, file, dataset, device=device, target=target))
+    _tell(dataset, {card.device: card.n_train + card.n_validation + card.n_test for card in cards})
+    _show(imported, cards)
 
 
 @app.command()
-def check(name: Annotated[str, typer.Argument(help="Name of the data set.", show_default=False)]) -> None:
+def add(
+    file: Annotated[Path, typer.Argument(help="The device's rows: .csv, .txt or .parquet.", show_default=False)],
+    dataset: Annotated[str, typer.Option(help="Name of the data set.", show_default=False)],
+    device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
+    append: Annotated[bool, typer.Option("--append", help="The device is there already: these are further rows.")] = False,
+) -> None:
+    """Add a device to a data set, or rows to a device. Adding the same file twice changes nothing."""
+    added = add_partition(Workspace.find().datasets, file, dataset, device, append=append)
+    if added.changed:
+        _tell(dataset, {added.device: added.rows})
+    where = f"data set {dataset}: device={added.device}/{added.file}"
+    typer.echo(f"{where} with {added.rows} rows" if added.changed else f"{where} holds these {added.rows} rows already: nothing changed")
+
+
+@app.command()
+def remove(
+    name: Name,
+    device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
+) -> None:
+    """Delete a device's rows, and the state that it keeps of runs."""
+    remove_device(Workspace.find().datasets, name, device)
+    typer.echo(f"data set {name}: device={device} removed")
+
+
+@app.command()
+def check(name: Name) -> None:
     """Read every device of a data set and hold it against the contract."""
     _show(*_checked(open_dataset(Workspace.find().datasets, name)))
+
+
+@app.command()
+def describe(
+    name: Name,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+) -> None:
+    """Tell of a data set what may be told: counts, and ranges of devices' means, of no device and no row on its own."""
+    dataset = open_dataset(Workspace.find().datasets, name)
+    summary = summarise(dataset)
+    if as_json:
+        columns = [column._asdict() for column in summary.columns]
+        print(json.dumps({"name": name, "target": dataset.contract.target} | summary._asdict() | {"columns": columns}))
+        return
+    parts = f"{summary.n_train} train, {summary.n_validation} validate, {summary.n_test} test"
+    table = Table("column", "type", "unit", "missing", "range of device means", title=f"{name}: {summary.devices} devices; rows: {parts}")
+    for column in summary.columns:
+        told = "" if column.low is None else f"{column.low:g} to {column.high:g}"
+        table.add_row(column.name, column.type, column.unit, str(column.missing), told)
+    _print(table)
 
 
 @app.command("list")
@@ -44,6 +123,11 @@ def list_() -> None:
         contract = read_contract(root / name)
         table.add_row(name, contract.target, contract.description)
     _print(table)
+
+
+def _tell(dataset: str, rows: dict[str, int]) -> None:
+    if failure := tell_added(dataset, rows):
+        typer.echo(f"fedlin: warning: {failure}", err=True)
 
 
 def _checked(dataset: Dataset) -> tuple[Dataset, list[DeviceCard]]:

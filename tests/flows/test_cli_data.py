@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,39 @@ def test_errors_are_left_to_the_main_program(
 
 def test_a_missing_option_is_a_usage_error(home: Path) -> None:
     assert run("import", "pumps.csv").exit_code == 2
+
+
+def test_a_contract_first_then_devices_one_by_one(home: Path) -> None:
+    inferred = run("infer", str(home / "pumps.csv"), "--dataset", "pumps", "--device", "pump", "--target", "flow")
+    assert inferred.stdout == "datasets/pumps/dataset.toml: 2 of 3 columns are features, the target is flow: edit it, then import\n"
+    (home / "a.csv").write_text("hour,speed,flow\n1,2.5,7001\n2,5,7002\n")
+    (home / "b.csv").write_text("hour,speed,flow\n3,2.5,7001\n")
+    added = run("add", str(home / "a.csv"), "--dataset", "pumps", "--device", "a").stdout
+    assert re.fullmatch(r"data set pumps: device=a/part-[0-9a-f]{16}.parquet with 2 rows\n", added)
+    again = run("add", str(home / "a.csv"), "--dataset", "pumps", "--device", "a").stdout
+    assert again == added.replace(" with 2 rows", " holds these 2 rows already: nothing changed")
+    assert run("add", str(home / "b.csv"), "--dataset", "pumps", "--device", "a", "--append").exit_code == 0
+    assert run("add", str(home / "b.csv"), "--dataset", "pumps", "--device", "b").exit_code == 0
+    assert "training rows 4" in " ".join(words_of(run("check", "pumps")))
+    assert run("remove", "pumps", "--device", "b").stdout == "data set pumps: device=b removed\n"
+    assert "devices 1" in " ".join(words_of(run("check", "pumps")))
+
+
+def test_describe_tells_counts_and_no_row(home: Path) -> None:
+    import_pumps(home)
+    # 4 rows a device: too few for ranges.
+    document = json.loads(run("describe", "pumps", "--json").stdout.splitlines()[-1])
+    assert {name: document[name] for name in ("name", "target", "devices", "n_train", "n_validation", "n_test")} == {
+        "name": "pumps",
+        "target": "flow",
+        "devices": 12,
+        "n_train": 48,
+        "n_validation": 0,
+        "n_test": 0,
+    }
+    assert document["columns"][0] == {"name": "hour", "type": "int64", "unit": "", "missing": 0, "low": None, "high": None}
+    assert "700" not in run("describe", "pumps").stdout
+    (home / "more.csv").write_text("hour,speed,flow\n9,9.5,8000\n")
+    for pump in range(12):
+        run("add", str(home / "more.csv"), "--dataset", "pumps", "--device", str(pump), "--append")
+    assert "hour int64 0 3 to 3" in " ".join(words_of(run("describe", "pumps")))

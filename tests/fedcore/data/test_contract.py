@@ -57,6 +57,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"split": {"kind": "time", "column": "note", "train": 0.5}}, "split.column: 'note' is a string column"),
     ({"split": {"kind": "column", "column": "a"}}, "split.column: 'a' is not a string column"),
     ({"split": {"kind": "random", "train": 1.5}}, "split.train: "),
+    ({"file": {"decimal": ","}}, "file: decimal: ',' is the separator too"),
+    ({"file": {"separator": ";", "decimal": "'"}}, "file.decimal: "),
     ({"split": {"kind": "random", "train": float("nan")}}, "split.train: "),
     ({"split": {"kind": "random", "train": 0.5, "column": "a"}}, "split.column: Extra inputs are not permitted"),
     ({"scaling": {"target": "max"}}, "scaling.target: "),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.data import Contract, import_file, open_dataset, read_contract, write_contract
+from fedcore.data import Contract, files, import_file, import_frame, open_dataset, parquet, read_contract, write_contract
 from fedcore.errors import DataError, Misuse
 
 HEADER = ["pump", "hour", "speed", "flow"]
@@ -223,3 +224,99 @@ def test_parquet_columns_keep_their_kind(tmp_path: Path) -> None:
     frame.with_columns(pump=1.5, hour=1).write_parquet(tmp_path / "pumps.parquet")
     with pytest.raises(DataError, match=r"^pumps.parquet: device column 'pump' is neither text nor whole numbers"):
         import_file(tmp_path, tmp_path / "pumps.parquet", "pumps")
+
+
+def test_a_folder_holds_one_file_a_device(tmp_path: Path) -> None:
+    folder = tmp_path / "readings"
+    folder.mkdir()
+    write(folder, "hour,speed,flow\n1,10.5,7000.5\n3,12.5,7002.5\n", "001.csv")
+    write(folder, "flow,hour,speed\n7001.5,2,11.5\n", "1.txt")
+    pl.DataFrame({"pump": ["b"], "hour": [4], "speed": [13.0], "flow": [7003.0]}).write_parquet(folder / "b.parquet")
+    write(folder, "secret", ".hidden")
+    (tmp_path / "pumps").mkdir()
+    write_contract(tmp_path / "pumps", pumps_contract())
+    dataset = import_file(tmp_path, folder, "pumps")
+    assert dataset.device_ids == ("001", "1", "b")
+    assert [dataset.load(device).train.X.tolist() for device in dataset.device_ids] == [[[1, 10.5], [3, 12.5]], [[2, 11.5]], [[4, 13]]]
+
+
+def test_a_folder_of_files_without_header_or_device(tmp_path: Path) -> None:
+    folder = tmp_path / "readings"
+    folder.mkdir()
+    write(folder, "1|10.5|7000.5\n", "a.csv")
+    write(folder, "2|b|11.5|7001.5\n", "b.csv")
+    (tmp_path / "pumps").mkdir()
+    write_contract(tmp_path / "pumps", pumps_contract(file={"separator": "|", "header": ["hour", "pump", "speed", "flow"]}))
+    dataset = import_file(tmp_path, folder, "pumps")
+    assert [dataset.load(device).train.X.tolist() for device in ("a", "b")] == [[[1, 10.5]], [[2, 11.5]]]
+
+
+def test_decimal_commas_are_read_where_the_contract_says_so(tmp_path: Path) -> None:
+    (tmp_path / "pumps").mkdir()
+    write_contract(tmp_path / "pumps", pumps_contract(file={"separator": ";", "decimal": ","}))
+    dataset = import_file(tmp_path, write(tmp_path, "pump;hour;speed;flow\na;1;10,5;-7,0005e3\na;2; 11 ;,5\n"), "pumps")
+    assert dataset.load("a").train.X.tolist() == [[1, 10.5], [2, 11]]
+    assert dataset.load("a").train.y.tolist() == [-7000.5, 0.5]
+
+
+@pytest.mark.parametrize(("decimal", "cell"), [(",", "7000.5"), (",", "7.000,5"), (",", "7,000,5"), (".", "7000,5"), (".", "7.000,5")])
+def test_the_other_decimal_mark_is_never_guessed(tmp_path: Path, decimal: str, cell: str) -> None:
+    (tmp_path / "pumps").mkdir()
+    write_contract(tmp_path / "pumps", pumps_contract(file={"separator": ";", "decimal": decimal}))
+    with pytest.raises(DataError) as caught:
+        import_file(tmp_path, write(tmp_path, f"pump;hour;speed;flow\na;1;1;1\na;1;{cell};1\n"), "pumps")
+    assert checked_message(caught.value) == "pumps.csv: column 'speed' has 1 values that are not float64: correct them or its type"
+
+
+FRAME = pl.DataFrame({"pump": ["001", "1", "001"], "hour": [1, 2, 3], "speed": [10.5, 11.5, 12.5], "flow": [7000.5, 7001.5, 7002.5]})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [lambda frame: frame, lambda frame: frame.to_arrow(), lambda frame: frame.to_arrow().to_reader()],
+    ids=["polars", "arrow", "stream"],
+)
+def test_frames_of_other_libraries_are_imported(tmp_path: Path, kind: Callable[[pl.DataFrame], object]) -> None:
+    dataset = import_frame(tmp_path, kind(FRAME), "pumps", device="pump", target="flow")
+    assert dataset.contract == pumps_contract(description="Imported from data frame")
+    assert dataset.device_ids == ("001", "1")
+    assert dataset.load("001").train.X.tolist() == [[1, 10.5], [3, 12.5]]
+
+
+def test_a_frame_keeps_the_contract_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "pumps").mkdir()
+    write_contract(tmp_path / "pumps", pumps_contract(intercept=True))
+    assert import_frame(tmp_path, FRAME, "pumps").design_names == ("intercept", "hour", "speed")
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (FRAME.with_columns(pl.col("pump").cast(pl.Categorical)), "data frame: column 'pump' is dictionary: expected"),
+        (FRAME.with_columns(hour=pl.lit("secret")), "data frame: column 'hour' is not numeric: encode categories"),
+        (FRAME.with_columns(speed=pl.lit(float("nan"))), "data frame: device=001: column 'speed' has 2 null or non-finite values"),
+        (FRAME.clear(), "data frame: no device: expected at least one device with rows"),
+        ([[7000]], "data frame: expected an Arrow table or a Polars data frame, got list: convert it first"),
+    ],
+    ids=["dictionary", "text", "nan", "no rows", "list"],
+)
+def test_a_frame_that_breaks_its_contract_is_refused(tmp_path: Path, frame: object, message: str) -> None:
+    with pytest.raises(Misuse) as caught:
+        import_frame(tmp_path / "sets", frame, "pumps", device="pump", target="flow")
+    assert checked_message(caught.value).startswith(message)
+    assert not list((tmp_path / "sets").glob("*"))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 60), st.integers(1, 7))
+def test_a_file_may_be_read_in_any_pieces(size: int, devices: int) -> None:
+    lines = [[f"d{i % devices}", str(i), f"{i}.5", f"{7000 + i}"] for i in range(20)]
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "_BLOCK", size)
+        patch.setattr(parquet, "_CELLS", size)
+        file = write(Path(folder), text(",", [HEADER, *lines]))
+        pl.read_csv(file).write_parquet(Path(folder) / "pumps.parquet")
+        for number, source in enumerate((file, Path(folder) / "pumps.parquet")):
+            dataset = import_file(Path(folder) / str(number), source, "pumps", device="pump", target="flow")
+            for k in range(devices):
+                assert dataset.load(f"d{k}").train.X.tolist() == [[i, i + 0.5] for i in range(20) if i % devices == k]

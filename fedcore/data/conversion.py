@@ -1,0 +1,92 @@
+"""From a source's cells to a contract's columns, and from rows to devices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from fedcore.data.checks import listed
+from fedcore.data.contract import ColumnType, Contract
+from fedcore.data.sources import Source
+from fedcore.errors import DataError
+
+# In the order in which types are tried on a column that no contract describes.
+NUMERIC: dict[ColumnType, pl.DataType] = {"int64": pl.Int64(), "float64": pl.Float64()}
+
+
+def pieces(source: Source, contract: Contract) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Device ids with some of their rows, columns as the contract has them, in the source's order; a device may come often.
+
+    Raises
+    ------
+    DataError
+        On a column that is missing or undeclared, on cells that are not of their column's type (at the end, with the count in the
+        whole source), or on ids that are empty, or not the source's own device.
+    """
+    _need_columns(source, contract)
+    bad: Counter[str] = Counter()
+    empty = others = 0
+    for batch in source.batches():
+        columns = [typed(batch[name], column.type, source.form.decimal) for name, column in contract.columns.items()]
+        bad.update({column.name: column.null_count() - batch[column.name].null_count() for column in columns})
+        frame = pl.DataFrame(columns)
+        ids = _ids(batch, contract.device, source)
+        empty += ids.null_count()
+        if source.device is not None:
+            others += np.count_nonzero((ids != source.device).to_numpy())
+        if bad.total() == empty == others == 0:
+            yield from _by_device(frame, ids)
+    where = source.where
+    for name in contract.columns:
+        if bad[name]:
+            kind = contract.columns[name].type
+            raise DataError(f"{where}: column {name!r} has {bad[name]} values that are not {kind}: correct them or its type")
+    if empty:
+        raise DataError(f"{where}: device column {contract.device!r} has {empty} empty values: fill them first")
+    if others:
+        raise DataError(
+            f"{where}: device column {contract.device!r} names other devices than {source.device!r} in {others} rows: split the file"
+        )
+
+
+def typed(column: pl.Series, kind: ColumnType, decimal: str) -> pl.Series:
+    """The column as a number where its cells are text or other numbers, null where a cell does not fit; else as it is."""
+    if kind == "string":
+        return column
+    if column.dtype == pl.String:
+        text = column.str.strip_chars()
+        if decimal == "," and kind == "float64":
+            # A point in such a file marks thousands, or is a mistake: what it means is not ours to guess.
+            text = text.set(text.str.contains(".", literal=True), None).str.replace(",", ".", literal=True)
+        return text.cast(NUMERIC[kind], strict=False)
+    if column.dtype.is_integer() or (column.dtype.is_float() and kind == "float64"):
+        return column.cast(NUMERIC[kind], strict=False)
+    return column
+
+
+def _need_columns(source: Source, contract: Contract) -> None:
+    needed = [*([] if source.device is not None else [contract.device]), *contract.columns]
+    if missing := [name for name in needed if name not in source.names]:
+        raise DataError(f"{source.where}: {listed(missing)} missing: correct the file, its [file] section, or [columns]")
+    if extra := [name for name in source.names if name not in (contract.device, *contract.columns)]:
+        raise DataError(f"{source.where}: {listed(extra)} not in the contract: declare under [columns], or drop from the file")
+
+
+def _ids(batch: pl.DataFrame, device: str, source: Source) -> pl.Series:
+    if device not in source.names:
+        return pl.Series([source.device]).new_from_index(0, batch.height)
+    column = batch[device]
+    if column.dtype != pl.String and not column.dtype.is_integer():
+        raise DataError(f"{source.where}: device column {device!r} is neither text nor whole numbers: convert it first")
+    return column.cast(pl.String)
+
+
+def _by_device(frame: pl.DataFrame, ids: pl.Series) -> Iterator[tuple[str, pl.DataFrame]]:
+    # A name that no column has: the longest one and a letter more.
+    key = max(frame.columns, key=len) + "+"
+    groups = frame.with_columns(ids.alias(key)).partition_by(key, as_dict=True, include_key=False, maintain_order=True)
+    for (device_id,), rows in groups.items():
+        yield str(device_id), rows

@@ -1,0 +1,141 @@
+"""Devices that come, grow and go: each change is one rename, so that it is there whole, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from fedcore.data.checks import checked_frame
+from fedcore.data.contract import Contract
+from fedcore.data.conversion import pieces
+from fedcore.data.design import prepare
+from fedcore.data.files import staging_folder, stored, sync_folder, write_durably
+from fedcore.data.names import checked_device_id, checked_distinct
+from fedcore.data.parquet import encode
+from fedcore.data.sources import open_source
+from fedcore.data.store import PREFIX, Dataset, open_for_change
+from fedcore.errors import DataError, Misuse
+
+
+class Added(NamedTuple):
+    """What `add_partition` did.
+
+    Attributes
+    ----------
+    device
+        Device id.
+    file
+        Name of the part file that holds the rows.
+    rows
+        Number of rows in it.
+    changed
+        False where the device held these rows already, and nothing was written.
+    """
+
+    device: str
+    file: str
+    rows: int
+    changed: bool
+
+
+def add_partition(root: Path, file: Path, name: str, device_id: str, *, append: bool = False) -> Added:
+    """Add a device, or with `append` further rows of one, from a source file.
+
+    The rows are held against the contract, and prepared together with those that the device has, before anything is visible. A part
+    file is named by the hash of its content. Rows that are one of the device's part files already, in the same order, are not added
+    again.
+
+    Parameters
+    ----------
+    root
+        The datasets folder.
+    file
+        `.csv`, `.txt` or `.parquet`, read as the contract's [file] says. It needs no device column; one that is there has to say
+        `device_id` in every row.
+    name
+        The data set. It needs a contract, and may have no device yet.
+    device_id
+        The device.
+    append
+        Whether the device is there already.
+
+    Raises
+    ------
+    Misuse
+        Where the data set is unknown, the file cannot be read, the folder cannot be written, or the device is there and `append` is not
+        said, or the other way round.
+    DataError
+        Where the rows break the contract, or the device's own rows do already.
+    """
+    dataset = open_for_change(root, name)
+    known = dataset.device_ids
+    if device_id not in known:
+        checked_distinct([*known, device_id])
+    rows = _rows(file, dataset.contract, device_id)
+    parts = dataset.parts(device_id) if device_id in known else {}
+    for part, frame in parts.items():
+        if frame.equals(rows):
+            return Added(device_id, part, rows.height, changed=False)
+    if parts and not append:
+        raise Misuse(f"data set {name!r} has device {device_id!r} with other rows already: add --append, or remove the device first")
+    if append and not parts:
+        raise Misuse(f"data set {name!r} has no device {device_id!r} to append to: leave --append out")
+    content = encode(rows)
+    part = f"part-{hashlib.sha256(content).hexdigest()[:16]}.parquet"
+    grown = parts | {part: rows}
+    _prepared([grown[key] for key in sorted(grown)], dataset.contract, device_id, file)
+    stored(name, lambda: _put_in_place(dataset, device_id, part, content, append=append))
+    return Added(device_id, part, rows.height, changed=True)
+
+
+def remove_device(root: Path, name: str, device_id: str) -> None:
+    """Take a device out of a data set: its rows, and the state that it keeps of runs. Its partition may be damaged.
+
+    Raises
+    ------
+    Misuse
+        Where the data set or the device is unknown, or the folder cannot be written.
+    """
+    dataset = open_for_change(root, name)
+    if checked_device_id(device_id) not in dataset.device_ids:
+        raise Misuse(f"data set {name!r} has no device {device_id!r}: choose one of its device= folders")
+    stored(name, lambda: _take_away(dataset.path, device_id))
+
+
+def _rows(file: Path, contract: Contract, device_id: str) -> pl.DataFrame:
+    source = open_source(file, contract.file, contract.device, device_id)
+    found = [rows for _, rows in pieces(source, contract)]
+    if not found:
+        raise DataError(f"{file.name}: no rows: nothing to add")
+    return checked_frame(pl.concat(found), contract, f"{file.name}: {PREFIX}{device_id}")
+
+
+def _prepared(frames: list[pl.DataFrame], contract: Contract, device_id: str, file: Path) -> None:
+    prepare(pl.concat(frames), contract, f"{file.name}: {PREFIX}{device_id}")
+
+
+def _put_in_place(dataset: Dataset, device_id: str, part: str, content: bytes, *, append: bool) -> None:
+    folder = dataset.path / f"{PREFIX}{device_id}"
+    with staging_folder(dataset.path.parent, dataset.name) as staging:
+        partition = staging / folder.name
+        partition.mkdir()
+        write_durably(partition / part, content)
+        if append:
+            (partition / part).rename(folder / part)
+            sync_folder(folder)
+        else:
+            sync_folder(partition)
+            partition.rename(folder)
+            sync_folder(dataset.path)
+
+
+def _take_away(dataset: Path, device_id: str) -> None:
+    with staging_folder(dataset.parent, dataset.name) as staging:
+        gone = (dataset / f"{PREFIX}{device_id}").rename(staging / f"{PREFIX}{device_id}")
+        sync_folder(dataset)
+        if not gone.is_symlink():
+            shutil.rmtree(gone)
