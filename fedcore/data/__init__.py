@@ -1,10 +1,12 @@
 """The data edge: contracts, the partition store, import. The only room that knows polars and files of rows."""
 
 from fedcore.data.contract import (
+    Category,
     Column,
     ColumnSplit,
     Contract,
     LinearMap,
+    Missing,
     NoSplit,
     PolynomialMap,
     RandomSplit,
@@ -14,17 +16,24 @@ from fedcore.data.contract import (
     read_contract,
     write_contract,
 )
+from fedcore.data.fitted import Fitted
+from fedcore.data.fleet import fit_fleet, load_fleet
 from fedcore.data.importing import import_file
+from fedcore.data.preprocess import DeviceSummary, fit_preprocessing, summarise
 from fedcore.data.simulated import create_simulated
 from fedcore.data.store import Dataset, DeviceCard, create_dataset, list_datasets, open_dataset
 
 __all__ = [
+    "Category",
     "Column",
     "ColumnSplit",
     "Contract",
     "Dataset",
     "DeviceCard",
+    "DeviceSummary",
+    "Fitted",
     "LinearMap",
+    "Missing",
     "NoSplit",
     "PolynomialMap",
     "RandomSplit",
@@ -33,9 +42,13 @@ __all__ = [
     "TimeSplit",
     "create_dataset",
     "create_simulated",
+    "fit_fleet",
+    "fit_preprocessing",
     "import_file",
     "list_datasets",
+    "load_fleet",
     "open_dataset",
     "read_contract",
+    "summarise",
     "write_contract",
 ]

@@ -29,7 +29,7 @@ def import_file(root: Path, file: Path, name: str, *, device: str | None = None,
         `.csv`, `.txt` or `.parquet`.
     name
         The data set. Where `root/name/dataset.toml` is there already, it says how to read the file; otherwise a first contract is
-        written: every other column is a feature, no intercept, no scaling, all rows train.
+        written: every other column is a feature (a category where it is text), no intercept, no scaling, all rows train.
     device, target
         The columns of that first contract. Leave them out where there is a contract.
 
@@ -75,8 +75,6 @@ def _first_contract(source: pl.DataFrame, form: SourceFile, device: str, target:
             # Not the names that are there: in a file without a header they are its first row.
             raise DataError(f"{where}: {option} {column!r} is not among its {source.width} columns: check the name and the header line")
     types: dict[str, ColumnType] = {name: _inferred(source[name]) for name in source.columns if name != device}
-    if texts := [name for name, kind in types.items() if kind == "string"]:
-        raise DataError(f"{where}: {listed(texts)} not numeric: encode categories and fill missing values first")
     document = {
         "description": f"Imported from {where}",
         "device": device,
