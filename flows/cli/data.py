@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedcore.data import Dataset, DeviceCard, import_file, list_datasets, open_dataset, read_contract
+from fedcore.data import Dataset, DeviceCard, fit_preprocessing, import_file, list_datasets, open_dataset, read_contract
 from fedcore.errors import DataError, Misuse
 from flows.workspace import Workspace
+
+T = TypeVar("T")
 
 _SHOWN_FAILURES = 10
 
@@ -47,19 +50,25 @@ def list_() -> None:
 
 
 def _checked(dataset: Dataset) -> tuple[Dataset, list[DeviceCard]]:
-    cards: list[DeviceCard] = []
+    if dataset.contract.needs_fit:
+        dataset = dataset.with_fitted(fit_preprocessing(dataset.contract, _of_all(dataset, Dataset.summary)))
+    return dataset, _of_all(dataset, Dataset.card)
+
+
+def _of_all(dataset: Dataset, read: Callable[[Dataset, str], T]) -> list[T]:
+    found: list[T] = []
     failures: list[str] = []
     for device_id in dataset.device_ids:
         try:
-            cards.append(dataset.card(device_id))
+            found.append(read(dataset, device_id))
         except DataError as error:
             failures.append(str(error))
     for failure in failures[:_SHOWN_FAILURES]:
         typer.echo(failure)
     if failures:
-        total = len(cards) + len(failures)
+        total = len(found) + len(failures)
         raise Misuse(f"data set {dataset.name!r}: {len(failures)} of {total} devices break the contract: correct or import them again")
-    return dataset, cards
+    return found
 
 
 def _show(dataset: Dataset, cards: list[DeviceCard]) -> None:

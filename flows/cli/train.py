@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedcore.algorithm import ALGORITHMS
-from fedcore.data import open_dataset
+from fedcore.data import fit_fleet, open_dataset
 from fedcore.errors import DataError, FedlinError, Misuse
 from flows.config import TrainConfig, parse_options, read_config
 from flows.workspace import Workspace
@@ -128,8 +128,8 @@ def _preflight(settings: TrainConfig) -> None:
     from flows.fleet import Fleet
     from tasks.device import examine
 
-    fleet = Fleet("preflight", settings, workspace)
-    for device_id in fleet.spec.device_ids:
+    fleet = Fleet("preflight", settings, workspace, fitted=fit_fleet(dataset))
+    for device_id in fleet.device_ids:
         try:
             examine(fleet.station, device_id)
         except DataError:
