@@ -121,7 +121,7 @@ class Category(_Part):
 
 
 class Missing(_Part):
-    """What becomes of gaps (null or NaN) in features.
+    """What becomes of gaps (null or NaN). Columns that are not used may have them too, unless they are refused.
 
     Attributes
     ----------
@@ -272,9 +272,9 @@ class Contract(_Part):
             case "refuse":
                 allowed = ()
             case "drop":
-                allowed = (*self.features, *self.targets)
+                allowed = self.columns
             case "mean":
-                allowed = self.features
+                allowed = self.columns.keys() - set(self.targets)
         return frozenset(allowed) - {getattr(self.split, "column", None)}
 
     @property

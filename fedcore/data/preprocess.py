@@ -89,7 +89,7 @@ def fit_preprocessing(contract: Contract, summaries: Iterable[DeviceSummary]) ->
     means: dict[str, float] = {}
     scales: dict[str, float] = {}
     for i, name in enumerate(contract.averaged):
-        parts = [(each.present[i], each.mean[i], each.M2[i]) for each in told]
+        parts = [(float(each.present[i]), float(each.mean[i]), float(each.M2[i])) for each in told]
         means[name], variance = _joined(parts, name)
         if name in contract.standardised:
             scales[name] = _scale(means[name], variance, sum(count for count, _, _ in parts), name)
@@ -119,8 +119,9 @@ def _moments(column: pl.Series, where: str) -> tuple[float, float, float]:
     with np.errstate(over="ignore", invalid="ignore"):
         mean = float(x.mean())
         deviations = x - mean
-        # The second term is zero but for what rounding the mean has cost.
-        M2 = float(deviations @ deviations) - float(deviations.sum()) ** 2 / len(x)
+        # What rounding the mean has cost is zero otherwise.
+        cost = float(deviations.sum())
+        M2 = float(deviations @ deviations) - cost * cost / len(x)
     if not math.isfinite(mean + M2):
         raise DataError(f"{where}: the mean or variance of column {column.name!r} overflows float64: change its unit")
     return float(len(x)), mean, max(M2, 0.0)
