@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.data import Contract, import_file, open_dataset, read_contract, write_contract
+from fedcore.data import Contract, import_file, load_fleet, open_dataset, read_contract, write_contract
 from fedcore.errors import DataError, Misuse
 
 HEADER = ["pump", "hour", "speed", "flow"]
@@ -100,6 +100,13 @@ def test_parquet_ids_are_their_text(tmp_path: Path, ids: pl.Series, expected: tu
     assert dataset.device_ids == expected
     assert {name: column.type for name, column in dataset.contract.columns.items()} == {"x": "int64", "y": "float64"}
     assert [dataset.load(device).train.y.tolist() for device in expected] == [[0.5], [1.5, 2.5]]
+
+
+def test_a_first_import_takes_text_for_categories(tmp_path: Path) -> None:
+    lines = [[*line, drug] for line, drug in zip([HEADER, *LINES], ["drug", "p", "q", "q", "p"], strict=True)]
+    dataset = import_file(tmp_path / "sets", write(tmp_path, text(",", lines)), "pumps", device="pump", target="flow")
+    assert dataset.contract.categorical == ("drug",)
+    assert load_fleet(dataset)["001"].train.X.tolist() == [[1, 10.5, 0], [3, 12.5, 1]]
 
 
 def test_a_contract_says_how_to_read(tmp_path: Path) -> None:

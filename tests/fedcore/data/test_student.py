@@ -55,7 +55,7 @@ def test_both_schools_train_on_their_pupils(dataset: Dataset, file: Path) -> Non
     # Binomial: four standard deviations of a share over 649 rows are 0.077.
     assert sum(data.train.n for data in devices.values()) / raw.height == pytest.approx(0.6, abs=0.077)
     everything = np.vstack([part.X for data in devices.values() for part in data])
-    np.testing.assert_allclose(np.vstack([data.train.X for data in devices.values()])[:, [2]].mean(), 0, atol=1e-12)
+    np.testing.assert_allclose(np.vstack([data.train.X for data in devices.values()])[:, 2].mean(), 0, atol=1e-12)
     assert everything.shape == (649, 39)
     result = fit("hm1", devices, rounds=50)
     assert result.outcome.name == "completed"
