@@ -77,7 +77,8 @@ class Fleet:
         contract = self.dataset.contract
         if not contract.needs_fit:
             return
-        summaries = self._from_all(device_summarise.map(unmapped(Ground(self._run_id, self.dataset)), list(self.device_ids)))
+        ground = Ground(self._run_id, self.dataset, len(self.device_ids))
+        summaries = self._from_all(device_summarise.map(unmapped(ground), list(self.device_ids)))
         self.task_runs += 1
         self.dataset = self.dataset.with_fitted(fit_preprocessing(contract, summaries))
 

@@ -20,6 +20,7 @@ from prefect.tasks import exponential_backoff
 
 from fedcore.algorithm import AnyAlgorithm, FleetSpec
 from fedcore.data import Dataset, DeviceCard, DeviceSummary
+from fedcore.data.disclosure import check_fleet, check_rows
 from fedcore.data.files import write_durably
 from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError
 from fedcore.messages import Broadcast, Receipt, Reply
@@ -47,11 +48,14 @@ class Ground:
         The run.
     dataset
         The way to the devices' partitions.
+    devices
+        How many take part.
     """
 
-    def __init__(self, run_id: str, dataset: Dataset) -> None:
+    def __init__(self, run_id: str, dataset: Dataset, devices: int) -> None:
         self.run_id = run_id
         self.dataset = dataset
+        self.devices = devices
 
     def state_folder(self, device_id: str) -> Path:
         """Where a device keeps its own things, below its partition's folder."""
@@ -68,7 +72,7 @@ class Station(Ground):
     """
 
     def __init__(self, run_id: str, dataset: Dataset, algorithm: AnyAlgorithm, spec: FleetSpec, seed: int) -> None:
-        super().__init__(run_id, dataset)
+        super().__init__(run_id, dataset, len(spec.device_ids))
         self.algorithm = algorithm
         self.spec = spec
         self.seed = seed
@@ -114,9 +118,12 @@ def examine(station: Station, device_id: str) -> tuple[DeviceCard, Any]:
     Raises
     ------
     DataError, Misuse
-        Where the rows break the contract or an option is unsafe for them.
+        Where the rows break the contract, its disclosure rules forbid to tell of them, or an option is unsafe for them.
     """
+    contract, where = station.dataset.contract, f"device={device_id}"
+    check_fleet(station.devices, contract, where)
     data, card = station.dataset.loaded(device_id)
+    check_rows(card.n_train + card.n_validation, contract, where)
     return card, station.algorithm.init_device(station.spec, data)
 
 
@@ -176,6 +183,7 @@ device_task: dict[str, Any] = {
 @_sealed("summary")
 def device_summarise(ground: Ground, device_id: str) -> DeviceSummary:
     """What a device tells of its training segment for the fleet's preprocessing."""
+    check_fleet(ground.devices, ground.dataset.contract, f"device={device_id}")
     return ground.dataset.summary(device_id)
 
 

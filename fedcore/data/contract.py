@@ -134,6 +134,27 @@ class Missing(_Part):
     policy: MissingPolicy = "refuse"
 
 
+class Disclosure(_Part):
+    """What has to hold before a device tells anything of its rows; see `fedcore.data.disclosure`.
+
+    Attributes
+    ----------
+    rows
+        The fewest rows in a device's training segment.
+    level_rows
+        The fewest rows there of each level of a category that the device has.
+    devices
+        The fewest devices in the fleet.
+    columns
+        The columns that may be summarised or have their gaps counted; by default all.
+    """
+
+    rows: int = Field(default=3, ge=1)
+    level_rows: int = Field(default=3, ge=1)
+    devices: int = Field(default=2, ge=1)
+    columns: tuple[ColumnName, ...] | None = None
+
+
 class TimeSplit(_Part):
     """The first rows by `column` train, the later ones test.
 
@@ -216,8 +237,9 @@ class Contract(_Part):
         polynomial, its first power.
     columns
         Every column of a partition.
-    file, feature_map, scaling, missing, categories, split
-        See `SourceFile`, `LinearMap`, `PolynomialMap`, `Scaling`, `Missing`, `Category` (by column) and the four splits.
+    file, feature_map, scaling, missing, categories, disclosure, split
+        See `SourceFile`, `LinearMap`, `PolynomialMap`, `Scaling`, `Missing`, `Category` (by column), `Disclosure` and the four
+        splits.
     """
 
     description: str = ""
@@ -233,6 +255,7 @@ class Contract(_Part):
     scaling: Scaling = Scaling()
     missing: Missing = Missing()
     categories: dict[ColumnName, Category] = Field(default_factory=dict[str, Category])
+    disclosure: Disclosure = Disclosure()
     split: Split = NoSplit()
     columns: dict[ColumnName, Column]
 
@@ -333,6 +356,8 @@ class Contract(_Part):
             raise ValueError(f"categories: {min(others)!r} is not a string column among the features: take it out, or add it there")
         if len(set(self.design_names)) < len(self.design_names):
             raise ValueError("features: two columns of the design have the same name: list each feature once, or rename it")
+        for name in self.disclosure.columns or ():
+            self._type_of("disclosure.columns", name)
         if isinstance(self.split, TimeSplit):
             self._need_numeric("split.column", self.split.column)
         if isinstance(self.split, ColumnSplit):

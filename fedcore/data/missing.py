@@ -11,9 +11,10 @@ from fedcore.data.contract import Contract
 from fedcore.errors import DataError
 
 
-def count_gaps(frame: pl.DataFrame) -> dict[str, int]:
-    """The number of gaps by column, for the columns that have any."""
-    return {column.name: column.null_count() for column in frame.iter_columns() if column.null_count()}
+def count_gaps(frame: pl.DataFrame, contract: Contract) -> dict[str, int]:
+    """The number of gaps by column, for the columns that have any and may be summarised."""
+    allowed = contract.columns if contract.disclosure.columns is None else contract.disclosure.columns
+    return {name: count for name in allowed if (count := frame[name].null_count())}
 
 
 def complete_rows(frame: pl.DataFrame, contract: Contract, where: str) -> pl.DataFrame:

@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 
 from fedcore.data.contract import Contract
+from fedcore.data.disclosure import check_summary
 from fedcore.data.fitted import Category, Fitted
 from fedcore.data.missing import complete_rows
 from fedcore.data.splits import split_rows
@@ -52,7 +53,7 @@ class DeviceSummary(NamedTuple):
     levels: tuple[tuple[str, ...], ...]
 
 
-def summarise(frame: pl.DataFrame, contract: Contract, where: str) -> DeviceSummary:
+def summarise(frame: pl.DataFrame, contract: Contract, where: str, *, gated: bool = True) -> DeviceSummary:
     """One device's summary.
 
     Parameters
@@ -61,14 +62,18 @@ def summarise(frame: pl.DataFrame, contract: Contract, where: str) -> DeviceSumm
         All rows of the device, as `checked_frame` returns them.
     where
         How errors call the device's data, such as "device=7".
+    gated
+        False only where the summary stays with whoever holds the rows.
 
     Raises
     ------
     DataError
-        Where nothing is left to train, or a sum overflows.
+        Where nothing is left to train, the contract's disclosure rules forbid it, or a sum overflows.
     """
     frame = complete_rows(frame, contract, where)
     segment = frame.filter(~split_rows(frame, contract.split, where).test)
+    if gated:
+        check_summary(segment, contract, where)
     moments = np.array([_moments(segment[name], where) for name in contract.averaged]).reshape(-1, 3)
     missing = np.array([float(segment[name].null_count()) for name in contract.features])
     levels = tuple(tuple(sorted(segment[name].drop_nulls().unique().to_list())) for name in contract.categorical)

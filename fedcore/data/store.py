@@ -45,7 +45,7 @@ class DeviceCard(NamedTuple):
     sha256
         Hex digest of the partition files' bytes, one after the other by name (`cat part-*.parquet | sha256sum`).
     gaps
-        Missing values by column, over all rows, for the columns that have any.
+        Missing values by column, over all rows, for the columns that have any and may be summarised.
     """
 
     device: str
@@ -127,11 +127,11 @@ class Dataset:
         """
         frame, sha256 = self._read(device_id)
         data = prepare(frame, self.contract, f"{_PREFIX}{device_id}", self.fitted)
-        return data, DeviceCard(device_id, data.train.n, data.validation.n, data.test.n, sha256, count_gaps(frame))
+        return data, DeviceCard(device_id, data.train.n, data.validation.n, data.test.n, sha256, count_gaps(frame, self.contract))
 
-    def summary(self, device_id: str) -> DeviceSummary:
-        """What one device tells for the fleet's preprocessing, from its own folder alone; it raises what `loaded` does."""
-        return summarise(self._read(device_id)[0], self.contract, f"{_PREFIX}{device_id}")
+    def summary(self, device_id: str, *, gated: bool = True) -> DeviceSummary:
+        """What one device tells for the fleet's preprocessing, from its own folder alone; see `summarise`. It raises what `loaded` does."""
+        return summarise(self._read(device_id)[0], self.contract, f"{_PREFIX}{device_id}", gated=gated)
 
     def _read(self, device_id: str) -> tuple[pl.DataFrame, str]:
         """One device's checked rows, and the digest of its files."""
@@ -233,7 +233,7 @@ def _build(folder: Path, contract: Contract, frames: Iterable[tuple[str, pl.Data
         where = f"{_PREFIX}{device_id}"
         checked = checked_frame(frame, contract, where)
         if contract.needs_fit:
-            summaries.append(summarise(checked, contract, where))
+            summaries.append(summarise(checked, contract, where, gated=False))
         else:
             prepare(checked, contract, where)
         partition = folder / where

@@ -134,11 +134,32 @@ SPOILED: dict[str, tuple[dict[str, Any], Callable[[pl.DataFrame], pl.DataFrame],
         "device=b/part-0.parquet: column 'dose' has 23 infinite values: correct them, or leave them empty",
     ),
     "an unknown level": (
-        {"categories": {}, "split": {"kind": "time", "column": "age", "train": 0.5}},
+        {"categories": {}, "split": {"kind": "time", "column": "age", "train": 0.5}, "disclosure": {"level_rows": 1}},
         lambda frame: frame.with_columns(drug=pl.when(pl.col("age") == pl.col("age").max()).then(pl.lit("SECRET")).otherwise("drug")),
         "device=b: column 'drug' has 1 values that no device's training rows have: correct them, or set unknown in [categories.drug]",
     ),
 }
+
+
+FEW = {"disclosure": {"rows": 25}}
+BLOCKED: dict[str, tuple[dict[str, Any], str]] = {
+    "rows": (FEW, "4 of 5 devices cannot take part: device=a: 14 training rows are fewer than [disclosure] rows = 25"),
+    "devices": ({"disclosure": {"devices": 6}}, "5 of 5 devices cannot take part: device=a: the fleet's 5 devices are fewer than"),
+    "columns": ({"disclosure": {"columns": ["age"]}}, "5 of 5 devices cannot take part: device=a: column 'drug' is not among"),
+    "levels": ({"disclosure": {"level_rows": 12}}, "devices cannot take part: device=a: column 'drug' has "),
+    "training rows": (
+        FEW | {"features": ["age"], "scaling": {}, "interactions": [], "missing": {"policy": "drop"}, "categories": {}},
+        "devices cannot take part: device=a: 14 training rows are fewer than [disclosure] rows = 25",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BLOCKED)
+def test_the_disclosure_gate_is_on_the_device(case: str, server: Orchestrator, home: Path, clinics: Callable[..., Dataset]) -> None:
+    changes, message = BLOCKED[case]
+    clinics(**changes)
+    assert message in refused(read_config({"dataset": "clinics"}))
+    assert not (home / "runs").exists()
 
 
 @pytest.mark.parametrize("case", SPOILED)

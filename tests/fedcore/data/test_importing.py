@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.data import Contract, import_file, load_fleet, open_dataset, read_contract, write_contract
+from fedcore.data import Contract, fit_preprocessing, import_file, open_dataset, read_contract, write_contract
 from fedcore.errors import DataError, Misuse
 
 HEADER = ["pump", "hour", "speed", "flow"]
@@ -106,7 +106,8 @@ def test_a_first_import_takes_text_for_categories(tmp_path: Path) -> None:
     lines = [[*line, drug] for line, drug in zip([HEADER, *LINES], ["drug", "p", "q", "q", "p"], strict=True)]
     dataset = import_file(tmp_path / "sets", write(tmp_path, text(",", lines)), "pumps", device="pump", target="flow")
     assert dataset.contract.categorical == ("drug",)
-    assert load_fleet(dataset)["001"].train.X.tolist() == [[1, 10.5, 0], [3, 12.5, 1]]
+    fitted = fit_preprocessing(dataset.contract, [dataset.summary(device, gated=False) for device in dataset.device_ids])
+    assert dataset.with_fitted(fitted).load("001").train.X.tolist() == [[1, 10.5, 0], [3, 12.5, 1]]
 
 
 def test_a_contract_says_how_to_read(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def contract(**changes: Any) -> Contract:
     """Features age, dose (numbers) and drug (a category); target y."""
     kinds = {"age": "int64", "dose": "float64", "drug": "string", "y": "float64"}
     fields: dict[str, Any] = {"device": "clinic", "target": "y", "features": ["age", "drug", "dose"], "intercept": True}
+    fields["disclosure"] = {"rows": 1, "level_rows": 1}
     return Contract.model_validate(fields | {"columns": {name: {"type": kind} for name, kind in kinds.items()}} | changes)
 
 
