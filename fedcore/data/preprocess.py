@@ -104,7 +104,7 @@ def fit_preprocessing(contract: Contract, summaries: Iterable[DeviceSummary]) ->
     marked = tuple(name for name, count in zip(contract.features, gaps, strict=True) if count)
     design = contract.named_design({name: category.dummies for name, category in categories.items()}, marked)
     if len(set(design)) < len(design):
-        raise DataError("two columns of the design have the same name, one of them a category's: rename the column")
+        raise DataError("two columns of the design have the same name, one of them made of a category or a gap: rename a column")
     return Fitted(
         n=sum(each.n for each in told),
         means=means,

@@ -171,7 +171,7 @@ def test_a_design_without_columns_is_refused() -> None:
 def test_names_that_collide_are_refused() -> None:
     columns = {"drug": {"type": "string"}, "drug=b": {"type": "float64"}, "y": {"type": "float64"}}
     frame = pl.DataFrame({"drug": ["a", "b"], "drug=b": [1.0, 2.0], "y": [1.0, 2.0]})
-    with pytest.raises(DataError, match=r"^two columns of the design have the same name, one of them a category's"):
+    with pytest.raises(DataError, match=r"^two columns of the design have the same name, one of them made of a category"):
         fitted_on({"1": frame}, contract(features=["drug", "drug=b"], columns=columns))
 
 
