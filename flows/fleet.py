@@ -100,7 +100,8 @@ class Fleet:
             "design": list(self.dataset.design_names),
             "contract": self.dataset.contract.model_dump(mode="json"),
             "preprocessing": self.dataset.fitted.model_dump(mode="json") if self.dataset.fitted else None,
-            "devices": [card._asdict() for card in cards],
+            "devices": [{name: value for name, value in card._asdict().items() if name != "gaps"} for card in cards],
+            "gaps": {card.device: card.gaps for card in cards if card.gaps},
         }
 
     def local_steps(self, call: Call) -> Answers:

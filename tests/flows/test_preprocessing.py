@@ -86,7 +86,7 @@ def test_equals_the_run_in_memory_to_the_bit(server: Orchestrator, home: Path, c
     manifest = json.loads((home / "runs/run/manifest.json").read_text())
     assert manifest["design"] == names
     assert Fitted.model_validate(manifest["preprocessing"]) == fitted
-    assert [card["gaps"] for card in manifest["devices"]] == [{}, {"dose": 6}, {}, {}, {}]
+    assert manifest["gaps"] == {"b": {"dose": 6}}
 
 
 def test_a_run_that_goes_on_keeps_its_preprocessing(
