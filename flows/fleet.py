@@ -9,13 +9,13 @@ from prefect import unmapped
 from prefect.futures import PrefectFuture
 
 from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec
-from fedcore.data import Dataset, DeviceCard, open_dataset
+from fedcore.data import Dataset, DeviceCard, Fitted, open_dataset
 from fedcore.errors import DeviceFailure, Misuse
 from fedcore.rounds import Answers, Call, RunState, Schedule, draw_cohort
 from flows.config import TrainConfig
 from flows.workspace import Workspace
-from tasks.device import DeviceReport, Station, device_enrol, device_finalize, device_update
-from tasks.server import aggregate
+from tasks.device import DeviceReport, Ground, Station, device_enrol, device_finalize, device_summarise, device_update
+from tasks.server import aggregate, fit_preprocessing
 
 
 class Fleet:
@@ -23,30 +23,64 @@ class Fleet:
 
     Attributes
     ----------
-    dataset, algorithm, spec
+    dataset, algorithm, device_ids
         What is trained, on which devices.
-    station
-        What the device tasks share.
     silent
         Of the last tasks: why devices that did not answer did not, by id.
     task_runs
         How many tasks this backend has started.
     """
 
-    def __init__(self, run_id: str, config: TrainConfig, workspace: Workspace, device_ids: Sequence[str] | None = None) -> None:
-        """`device_ids`, sorted, are the devices that the run began with; by default all that the data set has.
+    def __init__(
+        self,
+        run_id: str,
+        config: TrainConfig,
+        workspace: Workspace,
+        device_ids: Sequence[str] | None = None,
+        fitted: Fitted | None = None,
+    ) -> None:
+        """`device_ids`, sorted, are the devices that the run began with; by default all that the data set has. `fitted` is
+        the preprocessing that it began with, if any.
 
         Raises
         ------
         Misuse
             Where the data set, its target or the algorithm is not as the configuration says.
         """
-        self.dataset: Dataset = open_dataset(workspace.datasets, config.dataset, target=config.target, target_scaling=config.target_scaling)
+        opened = open_dataset(workspace.datasets, config.dataset, target=config.target, target_scaling=config.target_scaling)
+        self.dataset: Dataset = opened.with_fitted(fitted)
         self.algorithm: AnyAlgorithm = config.build_algorithm()
-        self.spec = FleetSpec(tuple(device_ids or self.dataset.device_ids), len(self.dataset.design_names))
-        self.station = Station(run_id, self.dataset, self.algorithm, self.spec, config.seed)
+        self.device_ids = tuple(device_ids or self.dataset.device_ids)
         self.silent: dict[str, str] = {}
         self.task_runs = 0
+        self._run_id = run_id
+        self._seed = config.seed
+
+    @property
+    def spec(self) -> FleetSpec:
+        """Devices and the width of the design, once that is known: see `preprocess`."""
+        return FleetSpec(self.device_ids, len(self.dataset.design_names))
+
+    @property
+    def station(self) -> Station:
+        """What the device tasks that train share."""
+        return Station(self._run_id, self.dataset, self.algorithm, self.spec, self._seed)
+
+    def preprocess(self) -> None:
+        """Fit what the devices prepare their rows with, where the contract needs it: they summarise, the server joins.
+
+        Raises
+        ------
+        Misuse
+            Where a device cannot (the first one is named), or the fleet's columns do not suit the contract.
+        """
+        contract = self.dataset.contract
+        if not contract.needs_fit:
+            return
+        ground = Ground(self._run_id, self.dataset, len(self.device_ids))
+        summaries = self._from_all(device_summarise.map(unmapped(ground), list(self.device_ids)))
+        self.task_runs += 1
+        self.dataset = self.dataset.with_fitted(fit_preprocessing(contract, summaries))
 
     def enrol(self) -> list[DeviceCard]:
         """Every device checks and compresses its rows.
@@ -56,10 +90,7 @@ class Fleet:
         Misuse
             Where a device cannot; the first one is named.
         """
-        cards = self._gather(device_enrol.map(unmapped(self.station), list(self.spec.device_ids)), self.spec.device_ids)
-        if self.silent:
-            raise Misuse(f"{len(self.silent)} of {len(self.spec.device_ids)} devices cannot take part: {next(iter(self.silent.values()))}")
-        return [card for card in cards if card is not None]
+        return self._from_all(device_enrol.map(unmapped(self.station), list(self.device_ids)))
 
     def manifest(self, cards: Sequence[DeviceCard]) -> dict[str, Any]:
         """What the run was trained on: names, counts and fingerprints, no rows."""
@@ -68,12 +99,14 @@ class Fleet:
             "target": self.dataset.contract.target,
             "design": list(self.dataset.design_names),
             "contract": self.dataset.contract.model_dump(mode="json"),
-            "devices": [card._asdict() for card in cards],
+            "preprocessing": self.dataset.fitted.model_dump(mode="json") if self.dataset.fitted else None,
+            "devices": [{name: value for name, value in card._asdict().items() if name != "gaps"} for card in cards],
+            "gaps": {card.device: card.gaps for card in cards if card.gaps},
         }
 
     def local_steps(self, call: Call) -> Answers:
         """The cohort's local steps, one task a device; those that fail after their retries are silent."""
-        ids = [self.spec.device_ids[k] for k in call.cohort]
+        ids = [self.device_ids[k] for k in call.cohort]
         broadcasts = [call.broadcast(i) for i in range(len(ids))]
         replies = self._gather(device_update.map(unmapped(self.station), ids, broadcasts), ids)
         answers = [(k, reply) for k, reply in zip(call.cohort, replies, strict=True) if reply is not None]
@@ -86,7 +119,7 @@ class Fleet:
 
     def finalize(self, state: RunState, schedule: Schedule) -> list[DeviceReport]:
         """Every device's result and scores, sorted by id; devices that fail are left out, and `silent` says why."""
-        ids = self.spec.device_ids
+        ids = self.device_ids
         everyone = range(len(ids))
         call = Call(state.round_num, everyone, self.algorithm.broadcasts(state.server, everyone), state)
         drawn: list[list[int]] = [[] for _ in ids]
@@ -96,6 +129,13 @@ class Fleet:
         broadcasts = [call.broadcast(k) for k in everyone]
         futures = device_finalize.map(unmapped(self.station), list(ids), broadcasts, drawn)
         return [report for report in self._gather(futures, ids) if report is not None]
+
+    def _from_all(self, futures: Sequence[PrefectFuture[Any]]) -> list[Any]:
+        """The results of tasks that no device of the fleet may miss."""
+        results = self._gather(futures, self.device_ids)
+        if self.silent:
+            raise Misuse(f"{len(self.silent)} of {len(self.device_ids)} devices cannot take part: {next(iter(self.silent.values()))}")
+        return results
 
     def _gather(self, futures: Sequence[PrefectFuture[Any]], ids: Sequence[str]) -> list[Any]:
         """The tasks' results, None where one failed, whose reason is then in `silent`."""

@@ -20,6 +20,7 @@ from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from fedcore.algorithm import Outcome
+from fedcore.data import Fitted
 from fedcore.errors import Misuse
 from fedcore.rounds import RunState, Schedule, rounds
 from flows.config import TrainConfig
@@ -76,6 +77,7 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
     experiment = config.experiment or config.dataset
     tracker = Tracker.open(None, default_store=workspace.mlflow_store, artifacts=workspace.mlflow_artifacts, experiment=experiment)
     if not folder.path.exists():
+        fleet.preprocess()
         manifest = fleet.manifest(fleet.enrol())
         folder.create({"given": config.model_dump(), "resolved": config.resolved()}, manifest)
     with folder.held():
@@ -85,7 +87,14 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
         outcome = checkpoint.outcome
         assert outcome is not None
         if reports:
-            write_results(folder.results, reports, fleet.dataset.design_names, checkpoint.state.server, fleet.spec.device_ids)
+            write_results(
+                folder.results,
+                reports,
+                fleet.dataset.design_names,
+                checkpoint.state.server,
+                device_ids=fleet.spec.device_ids,
+                fitted=fleet.dataset.fitted,
+            )
             for name in ("config.json", "manifest.json"):
                 shutil.copyfile(folder.path / name, folder.results / name)
         found = figures(reports)
@@ -122,10 +131,11 @@ def _finish_devices(fleet: Fleet, checkpoint: Checkpoint, schedule: Schedule) ->
 
 
 def _reopened(folder: RunFolder, workspace: Workspace) -> tuple[TrainConfig, Fleet]:
-    """The configuration and the devices that a run began with."""
+    """The configuration, the devices and the preprocessing that a run began with."""
     config = TrainConfig.model_validate(folder.config()["given"])
     manifest = folder.manifest()
-    fleet = Fleet(folder.run_id, config, workspace, [card["device"] for card in manifest["devices"]])
+    fitted = Fitted.model_validate(manifest["preprocessing"]) if manifest["preprocessing"] else None
+    fleet = Fleet(folder.run_id, config, workspace, [card["device"] for card in manifest["devices"]], fitted)
     if fleet.dataset.contract.model_dump(mode="json") != manifest["contract"]:
         raise Misuse(
             f"the contract of data set {config.dataset!r} has changed since run {folder.run_id} began: restore it, or start a new run"
@@ -142,7 +152,7 @@ def _run_rounds(fleet: Fleet, folder: RunFolder, tracker: Tracker, schedule: Sch
         started = time.perf_counter()
         for report in rounds(fleet.algorithm, fleet.spec, fleet, schedule, checkpoint.state):
             if report.counted:
-                entry = record(report, fleet.spec.device_ids, time.perf_counter() - started)
+                entry = record(report, fleet.device_ids, time.perf_counter() - started)
                 checkpoint = Checkpoint(report.state, (*checkpoint.history, entry), report.outcome)
                 folder.save(checkpoint)
                 tracker.log_rounds(_scalars(checkpoint))

@@ -18,7 +18,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.tasks import exponential_backoff
 
 from fedcore.algorithm import AnyAlgorithm, FleetSpec
-from fedcore.data import Dataset, DeviceCard
+from fedcore.data import Dataset, DeviceCard, DeviceSummary
+from fedcore.data.disclosure import check_fleet, check_rows
 from fedcore.data.files import write_durably
 from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, Misuse
 from fedcore.messages import Broadcast, Receipt, Reply
@@ -29,14 +30,15 @@ from fedcore.rows import DeviceData, Floats
 from fedcore.separate import separate_rival
 from fedcore.trees import npz, pack, read_npz, unpack
 
+G = TypeVar("G", bound="Ground")
 P = ParamSpec("P")
 R = TypeVar("R")
 
 RETRIES = 2
 
 
-class Station:
-    """What all device tasks of a run share. (A plain class: Prefect looks into tuples and dataclasses for futures, task
+class Ground:
+    """Where all device tasks of a run work. (A plain class: Prefect looks into tuples and dataclasses for futures, task
     by task.)
 
     Attributes
@@ -45,20 +47,34 @@ class Station:
         The run.
     dataset
         The way to the devices' partitions.
+    devices
+        How many take part.
+    """
+
+    def __init__(self, run_id: str, dataset: Dataset, devices: int) -> None:
+        self.run_id = run_id
+        self.dataset = dataset
+        self.devices = devices
+
+    def state_folder(self, device_id: str) -> Path:
+        """Where a device keeps its own things, below its partition's folder."""
+        return self.dataset.path / f"device={device_id}" / ".fedlin"
+
+
+class Station(Ground):
+    """What all device tasks that train share.
+
+    Attributes
+    ----------
     algorithm, spec, seed
         What is run.
     """
 
     def __init__(self, run_id: str, dataset: Dataset, algorithm: AnyAlgorithm, spec: FleetSpec, seed: int) -> None:
-        self.run_id = run_id
-        self.dataset = dataset
+        super().__init__(run_id, dataset, len(spec.device_ids))
         self.algorithm = algorithm
         self.spec = spec
         self.seed = seed
-
-    def state_folder(self, device_id: str) -> Path:
-        """Where a device keeps its own things, below its partition's folder."""
-        return self.dataset.path / f"device={device_id}" / ".fedlin"
 
 
 class Kept(NamedTuple):
@@ -91,15 +107,15 @@ class DeviceReport(NamedTuple):
     test_separate: Score
 
 
-def _sealed(stage: str) -> Callable[[Callable[Concatenate[Station, str, P], R]], Callable[Concatenate[Station, str, P], R]]:
+def _sealed(stage: str) -> Callable[[Callable[Concatenate[G, str, P], R]], Callable[Concatenate[G, str, P], R]]:
     """Let no exception of a device's own leave it: only its kind, and the texts of fedlin's own errors, which hold no
     values."""
 
-    def decorate(function: Callable[Concatenate[Station, str, P], R]) -> Callable[Concatenate[Station, str, P], R]:
+    def decorate(function: Callable[Concatenate[G, str, P], R]) -> Callable[Concatenate[G, str, P], R]:
         @functools.wraps(function)
-        def run(station: Station, device_id: str, *args: P.args, **kwargs: P.kwargs) -> R:
+        def run(ground: G, device_id: str, *args: P.args, **kwargs: P.kwargs) -> R:
             try:
-                return function(station, device_id, *args, **kwargs)
+                return function(ground, device_id, *args, **kwargs)
             except DeviceFailure as error:
                 failure = type(error)(f"device {device_id}: {error}")
             except DataError as error:  # it names the device's own file
@@ -109,7 +125,7 @@ def _sealed(stage: str) -> Callable[[Callable[Concatenate[Station, str, P], R]],
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # polars' panics and a library's exit too: whatever it says may quote rows
-                kept = _keep_traceback(station, device_id)
+                kept = _keep_traceback(ground, device_id)
                 failure = DeviceFailure(f"device {device_id}: {type(error).__name__} in its {stage}; {kept}")
             # Raised out here the failure has no context, so nothing that formats or pickles it can reach the original.
             raise failure
@@ -126,7 +142,7 @@ def device_check(station: Station, device_id: str) -> DeviceCard:
     Raises
     ------
     DeviceRefusal
-        Where its rows break the contract, or an option is unsafe for them.
+        Where its rows break the contract, its disclosure rules forbid to tell of them, or an option is unsafe for them.
     DeviceFailure
         Where its own code fails.
     """
@@ -135,14 +151,17 @@ def device_check(station: Station, device_id: str) -> DeviceCard:
 
 def _examined(station: Station, device_id: str) -> tuple[DeviceCard, Any]:
     """What may be told of a device's rows, and the algorithm's initial state, which stays here."""
+    contract, where = station.dataset.contract, f"device={device_id}"
+    check_fleet(station.devices, contract, where)
     data, card = station.dataset.loaded(device_id)
+    check_rows(card.n_train + card.n_validation, contract, where)
     return card, station.algorithm.init_device(station.spec, data)
 
 
-def _keep_traceback(station: Station, device_id: str) -> str:
-    name = f"{station.run_id}.error.txt"
+def _keep_traceback(ground: Ground, device_id: str) -> str:
+    name = f"{ground.run_id}.error.txt"
     try:
-        folder = station.state_folder(device_id)
+        folder = ground.state_folder(device_id)
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(traceback.format_exc())
     except OSError:
@@ -163,6 +182,14 @@ device_task: dict[str, Any] = {
     "cache_policy": NO_CACHE,
     "persist_result": False,
 }
+
+
+@task(name="device-summarise", task_run_name="summarise {device_id}", **device_task)
+@_sealed("summary")
+def device_summarise(ground: Ground, device_id: str) -> DeviceSummary:
+    """What a device tells of its training segment for the fleet's preprocessing."""
+    check_fleet(ground.devices, ground.dataset.contract, f"device={device_id}")
+    return ground.dataset.summary(device_id)
 
 
 @task(name="device-enrol", task_run_name="enrol {device_id}", **device_task)

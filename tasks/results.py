@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fedcore.data import Fitted
 from fedcore.data.files import write_durably
 from fedcore.metrics import a_rmse
 from fedcore.trees import npz, pack
@@ -19,9 +21,15 @@ from tasks.device import DeviceReport
 
 
 def write_results(
-    folder: Path, reports: Sequence[DeviceReport], coefficients: Sequence[str], server: Any, device_ids: Sequence[str]
+    folder: Path,
+    reports: Sequence[DeviceReport],
+    coefficients: Sequence[str],
+    server: Any,
+    *,
+    device_ids: Sequence[str],
+    fitted: Fitted | None = None,
 ) -> None:
-    """Write `theta.npz`, `server.npz` and `devices.parquet`.
+    """Write `theta.npz`, `server.npz`, `devices.parquet` and, where the data were prepared by it, `preprocessing.json`.
 
     Parameters
     ----------
@@ -35,10 +43,17 @@ def write_results(
         The algorithm's server state; its arrays are stored by name (`Theta`, `Omega`, ...).
     device_ids
         All devices of the run, sorted: the columns of the server's arrays.
+    fitted
+        The fleet's preprocessing. Where it scales features, `theta.npz` also holds `Theta_original` and
+        `coefficients_original`, per unit of each feature.
     """
     folder.mkdir(exist_ok=True)
     Theta = np.array([report.theta for report in reports]).T
     estimates = {"Theta": Theta, "coefficients": np.array(list(coefficients)), "devices": np.array([report.device for report in reports])}
+    if fitted:
+        write_durably(folder / "preprocessing.json", json.dumps(fitted.model_dump(mode="json"), indent=1, allow_nan=False).encode())
+        if fitted.scales:
+            estimates |= {"Theta_original": fitted.original(Theta), "coefficients_original": np.array(fitted.original_design)}
     write_durably(folder / "theta.npz", npz(estimates))
     write_durably(folder / "server.npz", npz({**pack(server), "devices": np.array(list(device_ids))}))
     table = pa.table(

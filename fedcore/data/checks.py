@@ -16,7 +16,8 @@ _TYPES: dict[ColumnType, pl.DataType] = {"float64": pl.Float64(), "int64": pl.In
 def checked_frame(frame: pl.DataFrame, contract: Contract, where: str) -> pl.DataFrame:
     """The frame in the contract's column order and types.
 
-    Integers are taken where the contract says float64; nothing else is converted.
+    Integers are taken where the contract says float64, and NaN is null where the contract lets a column have gaps; nothing else is
+    converted.
 
     Parameters
     ----------
@@ -26,8 +27,8 @@ def checked_frame(frame: pl.DataFrame, contract: Contract, where: str) -> pl.Dat
     Raises
     ------
     DataError
-        On a missing or undeclared column, a wrong type, no rows, or null or non-finite values; with the column and the count,
-        never a value.
+        On a missing or undeclared column, a wrong type, no rows, or null or non-finite values that the contract does not allow;
+        with the column and the count, never a value.
     """
     columns = {column.name: column for column in frame.iter_columns()}
     if missing := [name for name in contract.columns if name not in columns]:
@@ -36,7 +37,8 @@ def checked_frame(frame: pl.DataFrame, contract: Contract, where: str) -> pl.Dat
         raise DataError(f"{where}: {listed(extra)} not in the contract: declare under [columns], or drop from the file")
     if frame.is_empty():
         raise DataError(f"{where}: no rows: leave the file out")
-    return pl.DataFrame([_checked(columns[name], declared.type, where) for name, declared in contract.columns.items()])
+    gaps_in = contract.gaps_in
+    return pl.DataFrame([_checked(columns[name], kind.type, name in gaps_in, where) for name, kind in contract.columns.items()])
 
 
 def listed(names: Sequence[str]) -> str:
@@ -45,14 +47,19 @@ def listed(names: Sequence[str]) -> str:
     return f"column {shown} is" if len(names) == 1 else f"{len(names)} columns ({shown}) are"
 
 
-def _checked(column: pl.Series, declared: ColumnType, where: str) -> pl.Series:
+def _checked(column: pl.Series, declared: ColumnType, gaps: bool, where: str) -> pl.Series:
     dtype = _TYPES[declared]
     if declared == "float64" and column.dtype == pl.Int64:
         column = column.cast(pl.Float64)
     if column.dtype != dtype:
         found = column.dtype.base_type().__name__.lower()
         raise DataError(f"{where}: column {column.name!r} is {found}: the contract says {declared}")
+    if gaps:
+        column = column.fill_nan(None) if declared == "float64" else column
+        if infinite := column.is_infinite().sum() if declared == "float64" else 0:
+            raise DataError(f"{where}: column {column.name!r} has {infinite} infinite values: correct them, or leave them empty")
+        return column
     bad = np.count_nonzero(~np.isfinite(column.to_numpy())) if declared == "float64" else column.null_count()
     if bad:
-        raise DataError(f"{where}: column {column.name!r} has {bad} null or non-finite values: fill them or drop their rows first")
+        raise DataError(f"{where}: column {column.name!r} has {bad} null or non-finite values: fill them, or see [missing]")
     return column

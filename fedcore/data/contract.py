@@ -6,6 +6,7 @@ It is read once, checked as a whole, and trusted from there on. A contract holds
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -18,8 +19,10 @@ from fedcore.errors import DataError
 CONTRACT_FILE = "dataset.toml"
 
 ColumnType = Literal["float64", "int64", "string"]
-FeatureScaling = Literal["none", "train"]
+FeatureScaling = Literal["none", "train", "global"]
 TargetScaling = Literal["none", "train", "own"]
+UnknownLevels = Literal["refuse", "reference", "own"]
+MissingPolicy = Literal["refuse", "drop", "mean"]
 
 
 def _printable(name: str) -> str:
@@ -93,13 +96,14 @@ class PolynomialMap(_Part):
 
 
 class Scaling(_Part):
-    """Min-max scaling on the device, by the device's own ranges.
+    """Scaling on the device: by its own ranges, or by the fleet's means and variances.
 
     Attributes
     ----------
     features
-        "train" maps each feature to [0, 1] over the training segment (training and validation rows). The feature of a
-        polynomial map keeps the origin and scale that the map states.
+        "train" maps each numeric feature to [0, 1] over the device's training segment (training and validation rows). "global"
+        subtracts the fleet's mean and divides by its standard deviation (population variance), both over all devices'
+        training segments. The feature of a polynomial map keeps the origin and scale that the map states.
     target
         "train" scales by the range of the training segment. "own" does too, but scales the test rows by the test rows' own
         range: it looks at the targets it is scored on, so the scores leak. It is there to repeat published figures.
@@ -107,6 +111,57 @@ class Scaling(_Part):
 
     features: FeatureScaling = "none"
     target: TargetScaling = "none"
+
+
+class Category(_Part):
+    """How a string feature becomes dummy columns, one for each of the fleet's levels but the reference.
+
+    Attributes
+    ----------
+    reference
+        The level without a column; by default the smallest of the fleet's levels as text.
+    unknown
+        What becomes of a value that no device's training segment has: "refuse" the device, take it for the "reference", or
+        give it a column of its "own".
+    """
+
+    reference: str | None = None
+    unknown: UnknownLevels = "refuse"
+
+
+class Missing(_Part):
+    """What becomes of gaps (null or NaN). Columns that are not used may have them too, unless they are refused.
+
+    Attributes
+    ----------
+    policy
+        "refuse" the device; "drop" rows with a gap in a feature or the target, before the split; or fill a numeric feature with
+        the "mean" of the fleet's training segments, and mark the row in a column of its own where any training segment has
+        gaps in that feature. A gap in a category is then marked the same way, with no dummy column set.
+    """
+
+    policy: MissingPolicy = "refuse"
+
+
+class Disclosure(_Part):
+    """What has to hold before a device tells anything of its rows; see `fedcore.data.disclosure`.
+
+    Attributes
+    ----------
+    rows
+        The fewest rows in a device's training segment.
+    level_rows
+        The fewest rows there of each level of a category that the device has.
+    devices
+        The fewest devices in the fleet.
+    columns
+        The columns that may be summarised or have their gaps counted; by default all.
+    """
+
+    rows: int = Field(default=3, ge=1)
+    level_rows: int = Field(default=3, ge=1)
+    devices: int = Field(default=2, ge=1)
+    columns: tuple[ColumnName, ...] | None = None
 
 
 class TimeSplit(_Part):
@@ -183,13 +238,17 @@ class Contract(_Part):
     targets
         The columns that may be the target; by default `target` only.
     features
-        The columns that enter the design, in order.
+        The columns that enter the design, in order. A string column is a category: see `Category`.
     intercept
         Whether the design starts with a column of ones.
+    interactions
+        Pairs of numeric features whose products end the design: products of the scaled features; of the feature of a
+        polynomial, its first power.
     columns
         Every column of a partition.
-    file, feature_map, scaling, split
-        See `SourceFile`, `LinearMap`, `PolynomialMap`, `Scaling` and the four splits.
+    file, feature_map, scaling, missing, categories, disclosure, split
+        See `SourceFile`, `LinearMap`, `PolynomialMap`, `Scaling`, `Missing`, `Category` (by column), `Disclosure` and the four
+        splits.
     """
 
     description: str = ""
@@ -199,22 +258,87 @@ class Contract(_Part):
     targets: tuple[ColumnName, ...] = Field(default_factory=lambda data: (data["target"],))
     features: tuple[ColumnName, ...] = Field(min_length=1)
     intercept: bool = False
+    interactions: tuple[tuple[ColumnName, ColumnName], ...] = ()
     file: SourceFile = SourceFile()
     feature_map: FeatureMap = LinearMap()
     scaling: Scaling = Scaling()
+    missing: Missing = Missing()
+    categories: dict[ColumnName, Category] = Field(default_factory=dict[str, Category])
+    disclosure: Disclosure = Disclosure()
     split: Split = NoSplit()
     columns: dict[ColumnName, Column]
 
     @property
+    def numeric(self) -> tuple[str, ...]:
+        """The features that are numbers, in order."""
+        return tuple(name for name in self.features if self.columns[name].type != "string")
+
+    @property
+    def categorical(self) -> tuple[str, ...]:
+        """The features that are categories, in order."""
+        return tuple(name for name in self.features if self.columns[name].type == "string")
+
+    @property
+    def standardised(self) -> tuple[str, ...]:
+        """The features that are scaled by the fleet's mean and variance, in order."""
+        return tuple(name for name in self.numeric if not self._powers(name)) if self.scaling.features == "global" else ()
+
+    @property
+    def averaged(self) -> tuple[str, ...]:
+        """The features whose moments over the fleet are asked for, in order."""
+        return self.numeric if self.missing.policy == "mean" else self.standardised
+
+    def category(self, name: str) -> Category:
+        """How a category is encoded."""
+        return self.categories.get(name, Category())
+
+    @property
+    def needs_fit(self) -> bool:
+        """Whether the design depends on the whole fleet, so that devices first have to say something of their rows."""
+        return bool(self.categorical or self.averaged)
+
+    @property
+    def gaps_in(self) -> frozenset[str]:
+        """The columns of a partition that may have gaps."""
+        match self.missing.policy:
+            case "refuse":
+                allowed = ()
+            case "drop":
+                allowed = self.columns
+            case "mean":
+                allowed = self.columns.keys() - set(self.targets)
+        return frozenset(allowed) - {getattr(self.split, "column", None)}
+
+    @property
     def design_names(self) -> tuple[str, ...]:
-        """Names of the d design columns, such as ("intercept", "cycle^1", "cycle^2")."""
+        """Names of the d design columns, such as ("intercept", "cycle^1", "cycle^2"), where they do not depend on the fleet."""
+        return self.named_design({}, ())
+
+    def named_design(self, dummies: Mapping[str, Sequence[str]], marked: Collection[str]) -> tuple[str, ...]:
+        """Names of the d design columns.
+
+        Parameters
+        ----------
+        dummies
+            By category, the names of its dummy columns.
+        marked
+            The features that have a column which marks their gaps.
+        """
         names = ["intercept"] if self.intercept else []
         for feature in self.features:
-            if isinstance(self.feature_map, PolynomialMap) and feature == self.feature_map.feature:
-                names += [f"{feature}^{power}" for power in range(1, self.feature_map.degree + 1)]
-            else:
-                names.append(feature)
-        return tuple(names)
+            names += dummies.get(feature, ()) if feature in self.categorical else self._powers(feature) or (feature,)
+            names += [f"{feature}:missing"] if feature in marked else []
+        return (*names, *map("*".join, self.interactions))
+
+    def first_power(self, feature: str) -> str:
+        """Name of the design column that is linear in a numeric feature."""
+        return (self._powers(feature) or (feature,))[0]
+
+    def _powers(self, feature: str) -> tuple[str, ...]:
+        """Names of a polynomial's columns, none where the feature enters as it is."""
+        if not (isinstance(self.feature_map, PolynomialMap) and feature == self.feature_map.feature):
+            return ()
+        return tuple(f"{feature}^{power}" for power in range(1, self.feature_map.degree + 1))
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -222,19 +346,34 @@ class Contract(_Part):
             raise ValueError(f"device: {self.device!r} is under [columns] too: take it out there, folders name the devices")
         if self.target not in self.targets:
             raise ValueError(f"target: {self.target!r} is not among the targets: add it there")
-        for field in ("targets", "features"):
-            for name in getattr(self, field):
-                self._need_numeric(field, name)
+        for name in self.targets:
+            self._need_numeric("targets", name)
+        for name in self.features:
+            self._type_of("features", name)
         if both := set(self.targets) & set(self.features):
             raise ValueError(f"features: {min(both)!r} is a target too: keep it in one of the two lists")
         if isinstance(self.feature_map, PolynomialMap) and self.feature_map.feature not in self.features:
             raise ValueError(f"feature_map.feature: {self.feature_map.feature!r} is not among the features: add it there")
+        if isinstance(self.feature_map, PolynomialMap):
+            self._need_numeric("feature_map.feature", self.feature_map.feature)
+        for name in (name for pair in self.interactions for name in pair):
+            if name not in self.numeric:
+                raise ValueError(f"interactions: {name!r} is not a numeric feature: name two of them in each pair")
+        if len({frozenset(pair) for pair in self.interactions}) < len(self.interactions):
+            raise ValueError("interactions: a pair comes twice: list it once, in either order")
+        if others := set(self.categories) - set(self.categorical):
+            raise ValueError(f"categories: {min(others)!r} is not a string column among the features: take it out, or add it there")
         if len(set(self.design_names)) < len(self.design_names):
             raise ValueError("features: two columns of the design have the same name: list each feature once, or rename it")
+        for name in self.disclosure.columns or ():
+            self._type_of("disclosure.columns", name)
         if isinstance(self.split, TimeSplit):
             self._need_numeric("split.column", self.split.column)
-        if isinstance(self.split, ColumnSplit) and self._type_of("split.column", self.split.column) != "string":
-            raise ValueError(f"split.column: {self.split.column!r} is not a string column: it has to say train, validation or test")
+        if isinstance(self.split, ColumnSplit):
+            if self._type_of("split.column", self.split.column) != "string":
+                raise ValueError(f"split.column: {self.split.column!r} is not a string column: it has to say train, validation or test")
+            if self.split.column in self.features:
+                raise ValueError(f"split.column: {self.split.column!r} is a feature too: take it out there")
         if self.file.header is not True and sorted(self.file.header) != sorted([self.device, *self.columns]):
             raise ValueError("file.header: expected the device column and every one of [columns], each once")
         return self
@@ -302,4 +441,4 @@ def read_contract(folder: Path) -> Contract:
 
 def write_contract(folder: Path, contract: Contract) -> None:
     """Write the contract into `folder`, every field spelt out, durably and in one step."""
-    write_durably(folder / CONTRACT_FILE, tomli_w.dumps(contract.model_dump(mode="json")).encode())
+    write_durably(folder / CONTRACT_FILE, tomli_w.dumps(contract.model_dump(mode="json", exclude_none=True)).encode())

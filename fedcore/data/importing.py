@@ -30,7 +30,7 @@ def import_file(root: Path, path: Path, name: str, *, device: str | None = None,
         `.csv`, `.txt` or `.parquet` with a device column; or a folder of such files, one a device, named by the device's id.
     name
         The data set. Where `root/name/dataset.toml` is there already, it says how to read the file; otherwise a first contract is
-        written: every other column is a feature, no intercept, no scaling, all rows train.
+        written: every other column is a feature (a category where it is text), no intercept, no scaling, all rows train.
     device, target
         The columns of that first contract. Leave them out where there is a contract. A folder needs no device column.
 

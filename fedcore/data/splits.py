@@ -55,7 +55,7 @@ def row_draws(frame: pl.DataFrame, seed: int) -> NDArray[np.float64]:
     """A number in [0, 1) for each row, shape (n,), uniform over contents and fixed by content and seed.
 
     A row's canonical bytes are its numbers (columns by name, floats before integers) as 8 little-endian bytes each, with -0 as 0, and then
-    its strings (columns by name), each as its length and UTF-8 bytes.
+    its strings (columns by name), each as its length and UTF-8 bytes. A gap is a NaN, the smallest integer, or a length of -1.
     """
     key = seed.to_bytes(8, "little")
     rows = _canonical_rows(frame)
@@ -87,8 +87,8 @@ def _by_column(labels: pl.Series, where: str) -> Parts:
 def _canonical_rows(frame: pl.DataFrame) -> list[bytes]:
     columns = sorted(frame.iter_columns(), key=lambda column: column.name)
     # + 0.0 turns -0 into 0: the two are equal, so they are the same content.
-    words = [(column.to_numpy() + 0.0).astype("<f8").view("<u8") for column in columns if column.dtype == pl.Float64]
-    words += [column.to_numpy().astype("<i8").view("<u8") for column in columns if column.dtype == pl.Int64]
+    words = [(column.fill_null(np.nan).to_numpy() + 0.0).astype("<f8").view("<u8") for column in columns if column.dtype == pl.Float64]
+    words += [column.fill_null(-(2**63)).to_numpy().astype("<i8").view("<u8") for column in columns if column.dtype == pl.Int64]
     numbers = np.column_stack(words) if words else np.empty((frame.height, 0), dtype="<u8")
     rows = [row.tobytes() for row in numbers]
     texts = [column.to_list() for column in columns if column.dtype == pl.String]
@@ -97,6 +97,8 @@ def _canonical_rows(frame: pl.DataFrame) -> list[bytes]:
     return rows
 
 
-def _framed(text: str) -> bytes:
+def _framed(text: str | None) -> bytes:
+    if text is None:
+        return b"\xff" * 8
     content = text.encode()
     return len(content).to_bytes(8, "little") + content

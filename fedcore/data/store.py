@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, get_args
 
 import polars as pl
@@ -20,8 +21,11 @@ from fedcore.data.checks import checked_frame
 from fedcore.data.contract import CONTRACT_FILE, Contract, TargetScaling, read_contract, write_contract
 from fedcore.data.design import prepare
 from fedcore.data.files import is_file, is_folder, staging_folder, stored, sync_folder, write_durably
+from fedcore.data.fitted import Fitted
+from fedcore.data.missing import count_gaps
 from fedcore.data.names import checked_dataset_name, checked_device_id, checked_distinct
 from fedcore.data.parquet import decode, encode
+from fedcore.data.preprocess import DeviceSummary, fit_preprocessing, summarise
 from fedcore.errors import DataError, Misuse
 from fedcore.rows import DeviceData
 
@@ -39,6 +43,8 @@ class DeviceCard(NamedTuple):
         Rows in each part.
     sha256
         Hex digest of the partition files' bytes, one after the other by name (`cat part-*.parquet | sha256sum`).
+    gaps
+        Missing values by column, over all rows, for the columns that have any and may be summarised.
     """
 
     device: str
@@ -46,6 +52,7 @@ class DeviceCard(NamedTuple):
     n_validation: int
     n_test: int
     sha256: str
+    gaps: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -60,11 +67,14 @@ class Dataset:
         The folder.
     contract
         The contract, with the chosen target.
+    fitted
+        What the fleet has learned of its columns, once it has; contracts that do not need it are read without.
     """
 
     name: str
     path: Path
     contract: Contract
+    fitted: Fitted | None = None
 
     @property
     def device_ids(self) -> tuple[str, ...]:
@@ -79,8 +89,22 @@ class Dataset:
 
     @property
     def design_names(self) -> tuple[str, ...]:
-        """Names of the d design columns, such as ("intercept", "cycle^1", "cycle^2")."""
+        """Names of the d design columns, such as ("intercept", "cycle^1", "cycle^2").
+
+        Raises
+        ------
+        Misuse
+            Where they depend on the whole fleet, and its preprocessing is not fitted yet.
+        """
+        if self.fitted:
+            return self.fitted.design
+        if self.contract.needs_fit:
+            raise Misuse(f"the design of data set {self.name!r} depends on the whole fleet: fit its preprocessing first")
         return self.contract.design_names
+
+    def with_fitted(self, fitted: Fitted | None) -> Dataset:
+        """The same data set, prepared with what the fleet has learned of its columns."""
+        return replace(self, fitted=fitted)
 
     def load(self, device_id: str) -> DeviceData:
         """One device's rows, ready for an algorithm; see `loaded`."""
@@ -96,14 +120,22 @@ class Dataset:
         Raises
         ------
         Misuse
-            Where there is no such device.
+            Where there is no such device, or the contract needs preprocessing that is not fitted yet.
         DataError
             Where its partition breaks the contract, cannot be read, or leads out of the data set's folder.
         """
+        frame, sha256 = self._read(device_id)
+        data = prepare(frame, self.contract, f"{PREFIX}{device_id}", self.fitted)
+        return data, DeviceCard(device_id, data.train.n, data.validation.n, data.test.n, sha256, count_gaps(frame, self.contract))
+
+    def summary(self, device_id: str, *, gated: bool = True) -> DeviceSummary:
+        """What one device tells for the fleet's preprocessing, from its own folder alone; see `summarise`. It raises what `loaded` does."""
+        return summarise(self._read(device_id)[0], self.contract, f"{PREFIX}{device_id}", gated=gated)
+
+    def _read(self, device_id: str) -> tuple[pl.DataFrame, str]:
+        """One device's checked rows, and the digest of its files."""
         contents = self._contents(device_id)
-        data = prepare(pl.concat(self._frames(contents).values()), self.contract, f"{PREFIX}{device_id}")
-        sha256 = hashlib.sha256(b"".join(contents.values())).hexdigest()
-        return data, DeviceCard(device_id, data.train.n, data.validation.n, data.test.n, sha256)
+        return pl.concat(self._frames(contents).values()), hashlib.sha256(b"".join(contents.values())).hexdigest()
 
     def parts(self, device_id: str) -> dict[str, pl.DataFrame]:
         """The rows of each of a device's files, by the files' names in order, checked but not prepared; errors as for `loaded`."""
@@ -226,17 +258,25 @@ def _create(root: Path, name: str, contract: Contract, frames: Iterable[tuple[st
 
 def _build(folder: Path, contract: Contract, frames: Iterable[tuple[str, pl.DataFrame]]) -> None:
     ids: list[str] = []
+    summaries: list[DeviceSummary] = []
     for device_id, frame in frames:
         ids.append(checked_device_id(device_id))
         where = f"{PREFIX}{device_id}"
         checked = checked_frame(frame, contract, where)
-        prepare(checked, contract, where)
+        if contract.needs_fit:
+            summaries.append(summarise(checked, contract, where, gated=False))
+        else:
+            prepare(checked, contract, where)
         partition = folder / where
         partition.mkdir(exist_ok=True)
         write_durably(partition / "part-0.parquet", encode(checked))
         sync_folder(partition)
     if not checked_distinct(ids):
         raise DataError("no device: expected at least one device with rows")
+    if contract.needs_fit:
+        staged = Dataset(folder.name, folder, contract, fit_preprocessing(contract, summaries))
+        for device_id in ids:
+            staged.load(device_id)
     write_contract(folder, contract)
     sync_folder(folder)
 

@@ -60,7 +60,7 @@ class Summary(NamedTuple):
     columns: tuple[ColumnSummary, ...]
 
 
-def summarise(dataset: Dataset) -> Summary:
+def describe_dataset(dataset: Dataset) -> Summary:
     """Counts of devices and rows, and how far the devices' means of each numeric column range.
 
     No figure belongs to one row, nor to a handful: a minimum or maximum would be somebody's value, so a range goes from the 0.05 to

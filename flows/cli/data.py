@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -14,17 +15,20 @@ from fedcore.data import (
     Dataset,
     DeviceCard,
     add_partition,
+    describe_dataset,
+    fit_preprocessing,
     import_file,
     infer_contract,
     list_datasets,
     open_dataset,
     read_contract,
     remove_device,
-    summarise,
 )
 from fedcore.errors import DataError, Misuse
 from flows.events import tell_added
 from flows.workspace import Workspace
+
+T = TypeVar("T")
 
 _SHOWN_FAILURES = 10
 
@@ -101,7 +105,7 @@ def describe(
 ) -> None:
     """Tell of a data set what may be told: counts, and ranges of devices' means, of no device and no row on its own."""
     dataset = open_dataset(Workspace.find().datasets, name)
-    summary = summarise(dataset)
+    summary = describe_dataset(dataset)
     if as_json:
         columns = [column._asdict() for column in summary.columns]
         print(json.dumps({"name": name, "target": dataset.contract.target} | summary._asdict() | {"columns": columns}))
@@ -131,19 +135,27 @@ def _tell(dataset: str, rows: dict[str, int]) -> None:
 
 
 def _checked(dataset: Dataset) -> tuple[Dataset, list[DeviceCard]]:
-    cards: list[DeviceCard] = []
+    if dataset.contract.needs_fit:
+        # It stays here: an import or a check tells nobody, so the disclosure rules are for the run to hold.
+        summaries = _of_all(dataset, lambda dataset, device_id: dataset.summary(device_id, gated=False))
+        dataset = dataset.with_fitted(fit_preprocessing(dataset.contract, summaries))
+    return dataset, _of_all(dataset, Dataset.card)
+
+
+def _of_all(dataset: Dataset, read: Callable[[Dataset, str], T]) -> list[T]:
+    found: list[T] = []
     failures: list[str] = []
     for device_id in dataset.device_ids:
         try:
-            cards.append(dataset.card(device_id))
+            found.append(read(dataset, device_id))
         except DataError as error:
             failures.append(str(error))
     for failure in failures[:_SHOWN_FAILURES]:
         typer.echo(failure)
     if failures:
-        total = len(cards) + len(failures)
+        total = len(found) + len(failures)
         raise Misuse(f"data set {dataset.name!r}: {len(failures)} of {total} devices break the contract: correct or import them again")
-    return dataset, cards
+    return found
 
 
 def _show(dataset: Dataset, cards: list[DeviceCard]) -> None:

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from fedcore.algorithm import ALGORITHMS
-from fedcore.data import open_dataset
+from fedcore.data import fit_fleet, open_dataset
 from fedcore.errors import DeviceRefusal, FedlinError, Misuse
 from flows.config import TrainConfig, parse_options, read_config
 from flows.workspace import Workspace
@@ -133,8 +133,8 @@ def _preflight(settings: TrainConfig) -> None:
     from flows.fleet import Fleet
     from tasks.device import device_check
 
-    fleet = Fleet("preflight", settings, workspace)
-    for device_id in fleet.spec.device_ids:
+    fleet = Fleet("preflight", settings, workspace, fitted=fit_fleet(dataset))
+    for device_id in fleet.device_ids:
         try:
             device_check(fleet.station, device_id)
         except DeviceRefusal as refusal:

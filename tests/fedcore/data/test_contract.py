@@ -20,6 +20,8 @@ REPOSITORY = Path(__file__).parents[3]
         {"feature_map": {"kind": "polynomial", "feature": "a", "degree": 3, "origin": 1, "scale": 0.1}, "intercept": True},
         {"split": {"kind": "time", "column": "a", "train": 0.6, "validation": 0.2, "seed": 2**63 - 1}},
         {"split": {"kind": "random", "train": 0.6}, "scaling": {"features": "train", "target": "own"}},
+        {"features": ["a", "note", "b"], "categories": {"note": {"unknown": "own"}}, "interactions": [["a", "b"]]},
+        {"features": ["note"], "categories": {"note": {"reference": ""}}, "missing": {"policy": "mean"}, "scaling": {"features": "global"}},
         {"split": {"kind": "column", "column": "note"}, "description": 'a "quoted" line\nand another'},
     ],
 )
@@ -41,7 +43,14 @@ def test_design_names_put_powers_in_the_place_of_their_feature(demo: Any) -> Non
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"features": ["a", "c"]}, "features: 'c' is not declared: add [columns.c]"),
-    ({"features": ["a", "note"]}, "features: 'note' is a string column: encode its categories"),
+    ({"features": ["a", "note"], "split": {"kind": "column", "column": "note"}}, "split.column: 'note' is a feature too"),
+    ({"feature_map": {"kind": "polynomial", "feature": "note", "degree": 2}, "features": ["note"]}, "feature_map.feature: 'note' is a str"),
+    ({"interactions": [["a", "note"]], "features": ["a", "note"]}, "interactions: 'note' is not a numeric feature"),
+    ({"interactions": [["a", "b"], ["b", "a"]]}, "interactions: a pair comes twice"),
+    ({"interactions": [["a"]]}, "interactions.0.1: "),
+    ({"categories": {"note": {}}}, "categories: 'note' is not a string column among the features"),
+    ({"categories": {"note": {"unknown": "guess"}}, "features": ["note"]}, "categories.note.unknown: "),
+    ({"missing": {"policy": "median"}}, "missing.policy: "),
     ({"features": ["a", "y"]}, "features: 'y' is a target too"),
     ({"features": ["a", "a"]}, "features: two columns of the design have the same name"),
     ({"features": []}, "features: "),

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.data import Contract, files, import_file, import_frame, open_dataset, parquet, read_contract, write_contract
+from fedcore.data import (
+    Contract,
+    files,
+    fit_preprocessing,
+    import_file,
+    import_frame,
+    infer_contract,
+    open_dataset,
+    parquet,
+    read_contract,
+    write_contract,
+)
 from fedcore.errors import DataError, Misuse
 
 HEADER = ["pump", "hour", "speed", "flow"]
@@ -103,6 +114,18 @@ def test_parquet_ids_are_their_text(tmp_path: Path, ids: pl.Series, expected: tu
     assert [dataset.load(device).train.y.tolist() for device in expected] == [[0.5], [1.5, 2.5]]
 
 
+def test_text_is_a_category_where_the_inferred_contract_is_edited_to_say_so(tmp_path: Path) -> None:
+    lines = [[*line, drug] for line, drug in zip([HEADER, *LINES], ["drug", "p", "q", "q", "p"], strict=True)]
+    source = write(tmp_path, text(",", lines))
+    contract = infer_contract(tmp_path / "sets", source, "pumps", device="pump", target="flow")
+    assert contract.features == ("hour", "speed")
+    write_contract(tmp_path / "sets/pumps", contract.model_copy(update={"features": ("hour", "speed", "drug")}))
+    dataset = import_file(tmp_path / "sets", source, "pumps")
+    assert dataset.contract.categorical == ("drug",)
+    fitted = fit_preprocessing(dataset.contract, [dataset.summary(device, gated=False) for device in dataset.device_ids])
+    assert dataset.with_fitted(fitted).load("001").train.X.tolist() == [[1, 10.5, 0], [3, 12.5, 1]]
+
+
 def test_a_contract_says_how_to_read(tmp_path: Path) -> None:
     (tmp_path / "pumps").mkdir()
     contract = pumps_contract(file={"separator": "|", "header": HEADER}, intercept=True)
@@ -186,7 +209,7 @@ def test_a_header_list_of_another_length_is_refused(tmp_path: Path) -> None:
         ({"device": "unit", "target": "flow"}, "pumps.csv: device 'unit' is not among its 4 columns: check"),
         ({"device": "pump", "target": "head"}, "pumps.csv: target 'head' is not among its 4 columns: check"),
         ({"device": "pump", "target": "pump"}, "pumps/dataset.toml: targets: 'pump' is not declared"),
-        ({"device": "hour", "target": "flow"}, "pumps.csv: column 'pump' is not numeric: encode categories"),
+        ({"device": "hour", "target": "pump"}, "pumps/dataset.toml: targets: 'pump' is a string column"),
     ],
 )
 def test_a_first_import_needs_a_device_a_target_and_numbers(tmp_path: Path, options: dict[str, str], message: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcore.data import Dataset, create_dataset, summarise
+from fedcore.data import Dataset, create_dataset, describe_dataset
 from fedcore.errors import DataError
 
 
@@ -18,7 +18,9 @@ def fleet(root: Path, demo: Any, rows: list[int], **changes: Any) -> Dataset:
 
 def test_counts_and_ranges_of_device_means(demo: Any, tmp_path: Path) -> None:
     columns = {"a": {"type": "int64", "unit": "h"}, "b": {"type": "float64"}, "y": {"type": "float64"}, "note": {"type": "string"}}
-    summary = summarise(fleet(tmp_path, demo, [5, 7, 5, 9, 6, 5], columns=columns, split={"kind": "time", "column": "a", "train": 0.8}))
+    summary = describe_dataset(
+        fleet(tmp_path, demo, [5, 7, 5, 9, 6, 5], columns=columns, split={"kind": "time", "column": "a", "train": 0.8})
+    )
     assert summary[:4] == (6, 30, 0, 7)
     a, b, _, note = summary.columns
     means = [100 * k + (n - 1) / 2 for k, n in enumerate([5, 7, 5, 9, 6, 5])]
@@ -29,13 +31,13 @@ def test_counts_and_ranges_of_device_means(demo: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [[5] * 4, [5, 5, 5, 5, 4], [1000, 4, 4, 4, 4, 4], [1] * 30])
 def test_no_range_without_five_devices_of_five_rows(demo: Any, tmp_path: Path, rows: list[int]) -> None:
-    assert all(column.low is column.high is None for column in summarise(fleet(tmp_path, demo, rows)).columns)
+    assert all(column.low is column.high is None for column in describe_dataset(fleet(tmp_path, demo, rows)).columns)
 
 
 def test_no_figure_is_the_value_of_a_row(demo: Any, tmp_path: Path) -> None:
     dataset = fleet(tmp_path, demo, [6] * 8)
     values = {value for device in dataset.device_ids for part in dataset.parts(device).values() for value in part["y"].to_list()}
-    y = summarise(dataset).columns[2]
+    y = describe_dataset(dataset).columns[2]
     assert not {y.low, y.high} & values
     assert y.low is not None
     assert y.high is not None
@@ -45,11 +47,11 @@ def test_no_figure_is_the_value_of_a_row(demo: Any, tmp_path: Path) -> None:
 def test_means_of_large_values_do_not_overflow(demo: Any, tmp_path: Path) -> None:
     frames = [(f"d{k}", demo.frame().with_columns(b=1.7e308)) for k in range(5)]
     dataset = create_dataset(tmp_path, "demo", demo.contract(), frames)
-    assert summarise(dataset).columns[1][-2:] == (1.7e308, 1.7e308)
+    assert describe_dataset(dataset).columns[1][-2:] == (1.7e308, 1.7e308)
 
 
 def test_a_broken_device_is_named(make: Callable[..., Dataset], tmp_path: Path) -> None:
     dataset = make()
     (tmp_path / "demo/device=2/part-0.parquet").write_bytes(b"")
     with pytest.raises(DataError, match=r"^device=2/part-0.parquet: not a readable parquet file"):
-        summarise(dataset)
+        describe_dataset(dataset)

@@ -1,0 +1,190 @@
+"""Runs on a data set whose design depends on the whole fleet: categories, gaps, the fleet's means and variances."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fedcore import Misuse, fit
+from fedcore.data import Contract, Dataset, Fitted, create_dataset, fit_fleet, load_fleet
+from flows.cli.app import main
+from flows.config import TrainConfig, read_config
+from flows.orchestrator import Orchestrator
+from flows.train import train
+
+KINDS = {"age": "int64", "dose": "float64", "drug": "string", "y": "float64"}
+
+
+@pytest.fixture
+def clinics(home: Path) -> Callable[..., Dataset]:
+    """Stores data set `clinics`: five devices, of which only "c" has drug "z" and only "b" has gaps in the dose."""
+
+    def create(**changes: Any) -> Dataset:
+        fields: dict[str, Any] = {
+            "device": "clinic",
+            "target": "y",
+            "features": ["age", "drug", "dose"],
+            "intercept": True,
+            "interactions": [["age", "dose"]],
+            "scaling": {"features": "global"},
+            "missing": {"policy": "mean"},
+            "categories": {"drug": {"unknown": "reference"}},
+            "split": {"kind": "random", "train": 0.7},
+            "columns": {name: {"type": kind} for name, kind in KINDS.items()},
+        }
+        return create_dataset(
+            home / "datasets", "clinics", Contract.model_validate(fields | changes), zip("abcde", map(frame, range(5)), strict=True)
+        )
+
+    return create
+
+
+def frame(k: int) -> pl.DataFrame:
+    rng = np.random.default_rng(k)
+    n = 20 + 3 * k
+    drug = rng.choice(["p", "q"] + (["z"] if k == 2 else []), n)
+    dose = rng.normal(100, 10, n)
+    if k == 1:
+        dose[::4] = np.nan
+    return pl.DataFrame({"age": rng.integers(20, 80, n), "dose": dose, "drug": drug, "y": rng.normal(size=n) + (drug == "q")})
+
+
+def run(home: Path, config: TrainConfig | None) -> dict[str, Any]:
+    train(config, run_id="run", return_state=True)
+    return json.loads((home / "runs/run/result.json").read_text())
+
+
+def refused(config: TrainConfig | None) -> str:
+    refusal = train(config, run_id="run", return_state=True).result(raise_on_failure=False)
+    assert isinstance(refusal, Misuse)
+    return str(refusal)
+
+
+def test_equals_the_run_in_memory_to_the_bit(server: Orchestrator, home: Path, clinics: Callable[..., Dataset]) -> None:
+    dataset = clinics()
+    fitted = fit_fleet(dataset)
+    assert fitted is not None
+    result = run(home, read_config({"dataset": "clinics", "rounds": 3}))
+    expected = fit("hm1", load_fleet(dataset), rounds=3)
+    assert result["outcome"] == "completed"
+    assert result["task_runs"] == (5 + 1) + 5 + 3 * (5 + 1) + 5, "five summaries and one fit before enrolment"
+    folder = home / "runs/run/results"
+    with np.load(folder / "theta.npz") as stored:
+        names = ["intercept", "age", "drug=q", "drug=z", "dose", "dose:missing", "age*dose"]
+        assert stored["coefficients"].tolist() == stored["coefficients_original"].tolist() == names
+        Theta = np.array([expected.theta[name] for name in "abcde"]).T
+        np.testing.assert_array_equal(stored["Theta"], Theta)
+        np.testing.assert_array_equal(stored["Theta_original"], fitted.original(Theta))
+    assert Fitted.model_validate_json((folder / "preprocessing.json").read_text()) == fitted
+    manifest = json.loads((home / "runs/run/manifest.json").read_text())
+    assert manifest["design"] == names
+    assert Fitted.model_validate(manifest["preprocessing"]) == fitted
+    assert manifest["gaps"] == {"b": {"dose": 6}}
+
+
+def test_a_run_that_goes_on_keeps_its_preprocessing(
+    server: Orchestrator, home: Path, clinics: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition that changes in mid-run silences its device; it does not move the others' columns."""
+    dataset = clinics()
+    expected = fit_fleet(dataset)
+    original, reads = Dataset.loaded, {"all": 0}
+
+    def loaded(dataset: Dataset, device_id: str) -> Any:
+        reads["all"] += 1
+        if reads["all"] > 10:
+            raise RuntimeError
+        return original(dataset, device_id)
+
+    monkeypatch.setattr(Dataset, "loaded", loaded)
+    assert run(home, read_config({"dataset": "clinics", "rounds": 3}))["outcome"] == "quorum_lost"
+    monkeypatch.setattr(Dataset, "loaded", original)
+    (dataset.path / "device=c/part-0.parquet").write_bytes((dataset.path / "device=d/part-0.parquet").read_bytes())
+    assert fit_fleet(dataset) != expected
+    assert run(home, None)["outcome"] == "completed"
+    assert Fitted.model_validate_json((home / "runs/run/results/preprocessing.json").read_text()) == expected
+
+
+def test_a_contract_that_needs_no_exchange_has_none(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
+    fleet()
+    result = run(home, read_config({"dataset": "small", "rounds": 1}))
+    assert result["task_runs"] == 5 + (5 + 1) + 5
+    assert not (home / "runs/run/results/preprocessing.json").exists()
+    assert json.loads((home / "runs/run/manifest.json").read_text())["preprocessing"] is None
+    with np.load(home / "runs/run/results/theta.npz") as stored:
+        assert sorted(stored) == ["Theta", "coefficients", "devices"]
+
+
+def spoil(dataset: Dataset, change: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
+    part = dataset.path / "device=b/part-0.parquet"
+    change(pl.read_parquet(part, hive_partitioning=False)).write_parquet(part)
+
+
+SPOILED: dict[str, tuple[dict[str, Any], Callable[[pl.DataFrame], pl.DataFrame], str]] = {
+    "a summary": (
+        {},
+        lambda frame: frame.with_columns(dose=pl.lit(float("inf"))),
+        "device=b/part-0.parquet: column 'dose' has 23 infinite values: correct them, or leave them empty",
+    ),
+    "an unknown level": (
+        {"categories": {}, "split": {"kind": "time", "column": "age", "train": 0.5}, "disclosure": {"level_rows": 1}},
+        lambda frame: frame.with_columns(drug=pl.when(pl.col("age") == pl.col("age").max()).then(pl.lit("SECRET")).otherwise("drug")),
+        "device=b: column 'drug' has 1 values that no device's training rows have: correct them, or set unknown in [categories.drug]",
+    ),
+}
+
+
+FEW = {"disclosure": {"rows": 25}}
+BLOCKED: dict[str, tuple[dict[str, Any], str]] = {
+    "rows": (FEW, "4 of 5 devices cannot take part: device=a: 14 training rows are fewer than [disclosure] rows = 25"),
+    "devices": ({"disclosure": {"devices": 6}}, "5 of 5 devices cannot take part: device=a: the fleet's 5 devices are fewer than"),
+    "columns": ({"disclosure": {"columns": ["age"]}}, "5 of 5 devices cannot take part: device=a: column 'drug' is not among"),
+    "levels": ({"disclosure": {"level_rows": 12}}, "devices cannot take part: device=a: column 'drug' has "),
+    "training rows": (
+        FEW | {"features": ["age"], "scaling": {}, "interactions": [], "missing": {"policy": "drop"}, "categories": {}},
+        "devices cannot take part: device=a: 14 training rows are fewer than [disclosure] rows = 25",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BLOCKED)
+def test_the_disclosure_gate_is_on_the_device(case: str, server: Orchestrator, home: Path, clinics: Callable[..., Dataset]) -> None:
+    changes, message = BLOCKED[case]
+    clinics(**changes)
+    assert message in refused(read_config({"dataset": "clinics"}))
+    assert not (home / "runs").exists()
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_a_device_that_cannot_be_prepared_is_refused(
+    case: str,
+    server: Orchestrator,
+    home: Path,
+    clinics: Callable[..., Dataset],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """By the flow, and before it by the command line."""
+    changes, change, message = SPOILED[case]
+    spoil(clinics(**changes), change)
+    assert refused(read_config({"dataset": "clinics"})) == f"1 of 5 devices cannot take part: {message}"
+    assert not (home / "runs").exists()
+    monkeypatch.setattr(sys, "argv", ["fedlin", "train", "clinics"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert capfd.readouterr().err == f"fedlin: error: {message}\n"
+
+
+def test_what_the_server_cannot_join_is_refused(server: Orchestrator, home: Path, clinics: Callable[..., Dataset]) -> None:
+    dataset = clinics()
+    contract = dataset.path / "dataset.toml"
+    contract.write_text(contract.read_text().replace('unknown = "reference"', 'unknown = "reference"\nreference = "w"'))
+    assert refused(read_config({"dataset": "clinics"})).startswith("categories.drug.reference: 'w' is in no device's training rows")
