@@ -110,7 +110,7 @@ CASES: dict[str, Case] = {
     "short line": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + "a,7003,7000.5\n"},
-        "in.csv: device=a: column 'flow' has 1 null or non-finite values: fill them or drop their rows first",
+        "in.csv: device=a: column 'flow' has 1 null or non-finite values: fill them, or see [missing]",
     ),
     "open quote": (
         IMPORT,
@@ -168,12 +168,12 @@ CASES: dict[str, Case] = {
     "empty cells": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + "b,7003,,7003,secret\nb,7004,,7004,secret\n"},
-        "in.csv: device=b: column 'speed' has 2 null or non-finite values: fill them or drop their rows first",
+        "in.csv: device=b: column 'speed' has 2 null or non-finite values: fill them, or see [missing]",
     ),
     "empty text": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + "b,7003,7003,7003,\n"},
-        "in.csv: device=b: column 'note' has 1 null or non-finite values: fill them or drop their rows first",
+        "in.csv: device=b: column 'note' has 1 null or non-finite values: fill them, or see [missing]",
     ),
     "NA": (
         IMPORT,
@@ -183,12 +183,12 @@ CASES: dict[str, Case] = {
     "not a number": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + "b,7003,nan,7003,secret\n"},
-        "in.csv: device=b: column 'speed' has 1 null or non-finite values: fill them or drop their rows first",
+        "in.csv: device=b: column 'speed' has 1 null or non-finite values: fill them, or see [missing]",
     ),
     "infinite": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + "b,7003,7003,-inf,secret\n"},
-        "in.csv: device=b: column 'flow' has 1 null or non-finite values: fill them or drop their rows first",
+        "in.csv: device=b: column 'flow' has 1 null or non-finite values: fill them, or see [missing]",
     ),
     "no device id": (
         IMPORT,
@@ -374,7 +374,7 @@ CASES: dict[str, Case] = {
     "parquet: nulls": (
         IMPORT_PARQUET,
         {"in.parquet": parquet(lambda f: f.with_columns(speed=pl.when(pl.col("hour") > 7000).then("speed")))},
-        "in.parquet: device=4: column 'speed' has 1 null or non-finite values: fill them or drop their rows first",
+        "in.parquet: device=4: column 'speed' has 1 null or non-finite values: fill them, or see [missing]",
     ),
     "folder: empty": (FOLDER, {"folder": None}, "folder: no files: expected one .csv, .txt or .parquet file a device"),
     "folder: another kind of file": (
@@ -415,7 +415,7 @@ CASES: dict[str, Case] = {
     "folder: one incomplete device": (
         FOLDER,
         {"folder/1.csv": HEADER + lines("1"), "folder/2.csv": HEADER + lines("2") + "2,7003,,7003,secret\n"},
-        "folder: device=2: column 'speed' has 1 null or non-finite values: fill them or drop their rows first",
+        "folder: device=2: column 'speed' has 1 null or non-finite values: fill them, or see [missing]",
     ),
     "infer: contract there": (
         "infer in.csv --dataset pumps --device pump --target flow",
@@ -511,7 +511,7 @@ CASES: dict[str, Case] = {
     "add: empty cell": (
         ADD,
         {"in.csv": HEADER + lines("4") + "4,7003,,7003,secret\n"},
-        "in.csv: device=4: column 'speed' has 1 null or non-finite values: fill them or drop their rows first",
+        "in.csv: device=4: column 'speed' has 1 null or non-finite values: fill them, or see [missing]",
     ),
     "add: long line": (
         ADD,
@@ -529,7 +529,7 @@ CASES: dict[str, Case] = {
     "append: empty cell": (
         APPEND,
         {"in.csv": HEADER + "2,7003,,7003,secret\n"},
-        "in.csv: device=2: column 'speed' has 1 null or non-finite values: fill them or drop their rows first",
+        "in.csv: device=2: column 'speed' has 1 null or non-finite values: fill them, or see [missing]",
     ),
     "append: rows of others": (
         APPEND,
