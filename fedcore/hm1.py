@@ -17,8 +17,10 @@ units of the targets, squared, and a start without units would shrink large coef
 not at all; so Omega then starts at u I, with u the mean square of the coefficients that the first round's local steps
 reach. That makes the estimate equivariant: targets in other units give the same coefficients in those units.
 
-The prior rate that is consistent with the objective is T rate sigma_k^2 / n_k for T mean-gradient steps (`calibrated`);
-the paper ties it to the learning rate eta (`tied`), which shrinks far more.
+The prior rate that is consistent with the objective is g_k sigma_k^2 / n_k (`calibrated`), with g_k = T rate for small
+steps, and less where T steps come near the device's own least squares (`LocalProblem.gain`): then the fixed point is the
+posterior mean, exactly for T = 1 and, where all directions of a design have one eigenvalue, for any T. The paper ties the
+prior rate to the learning rate eta (`tied`), which shrinks far more.
 
 Source: Yue, Al Kontar and Estrada Gomez, "Federated Data Analytics: A Study on Linear Models", section 3, Algorithm 1.
 """
@@ -198,7 +200,7 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
 
     def _prior_rates(self, problem: LocalProblem) -> Floats:
         if self._rate == "calibrated":
-            return self.steps * problem.rate * problem.noise_variance / problem.n
+            return problem.gain * problem.noise_variance / problem.n
         return problem.eta if self._rate == "tied" else np.full_like(problem.eta, self._rate)
 
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is found below, and named

@@ -47,6 +47,9 @@ class LocalProblem(NamedTuple):
         The learning rate as the user states it.
     rate
         The same for mean gradients: eta, or eta times the batch size where gradients are sums.
+    gain
+        rate times the sum over t < T of (1 - 2 rate l)^t, averaged over the eigenvalues l of `gram`: T rate for small steps, and
+        less the nearer T steps come to the device's own least squares. What a prior must be weighed by beside T such steps.
     map_matrix, map_offset
         T full-batch steps as one affine map theta -> map_matrix theta + map_offset, shapes (d, d) and (d,); (0, 0) and
         (0,) where steps are stochastic.
@@ -59,6 +62,7 @@ class LocalProblem(NamedTuple):
     noise_variance: Floats
     eta: Floats
     rate: Floats
+    gain: Floats
     map_matrix: Floats
     map_offset: Floats
 
@@ -126,11 +130,12 @@ class LocalSteps:
         rss = np.array([r @ r for r in residual])
         noise_variance = np.where(freedom > 0, rss / np.maximum(freedom, 1.0), power)
 
+        gain = 0.5 * _powers(values, rate, self.steps)[1].mean(axis=1)
         if self.batch == "full":
             map_matrix, map_offset = affine_map(values, vectors, moment, rate, self.steps)
         else:
             map_matrix, map_offset = np.empty((len(rows), 0, 0)), np.empty((len(rows), 0))
-        return LocalProblem(gram, moment, power, n, noise_variance, eta, rate, map_matrix, map_offset)
+        return LocalProblem(gram, moment, power, n, noise_variance, eta, rate, gain, map_matrix, map_offset)
 
     def run(self, theta: Floats, problem: LocalProblem, datas: Sequence[DeviceData], rngs: Sequence[Generator]) -> Floats:
         """T steps from theta, shape (m, d), on each device's training rows.
@@ -220,14 +225,19 @@ def affine_map(values: Floats, vectors: Floats, moment: Floats, rate: Floats, st
     matrix, offset
         Shapes (m, d, d) and (m, d).
     """
+    power, total = _powers(values, rate, steps)
+    matrix = (vectors * power[:, None, :]) @ vectors.swapaxes(1, 2)
+    return matrix, _apply(vectors, total, moment)
+
+
+def _powers(values: Floats, rate: Floats, steps: int) -> tuple[Floats, Floats]:
+    """q^T and (1 - q^T) / l for q = 1 - 2 rate l, each of shape (m, d); the second is 2 rate T at l = 0."""
     step = 2.0 * rate[:, None] * values
     power = (1.0 - step) ** steps
     small = step < SAFETY
     # Near l = 0 the difference 1 - q^T cancels; expm1 and log1p keep its digits.
     shrunk = np.where(small, -np.expm1(steps * np.log1p(-np.where(small, step, 0.0))), 1.0 - power)
-    total = np.where(values > 0, shrunk / np.where(values > 0, values, 1.0), 2.0 * steps * rate[:, None])
-    matrix = (vectors * power[:, None, :]) @ vectors.swapaxes(1, 2)
-    return matrix, _apply(vectors, total, moment)
+    return power, np.where(values > 0, shrunk / np.where(values > 0, values, 1.0), 2.0 * steps * rate[:, None])
 
 
 def _matvec(matrix: Floats, vector: Floats) -> Floats:

@@ -56,13 +56,24 @@ def test_proximal_agrees_with_explicit_where_that_is_stable() -> None:
     assert np.abs(one - other).max() / np.abs(one).max() < 1e-5
 
 
-def test_calibrated_at_one_step_reaches_the_posterior_mean() -> None:
-    """At a fixed Omega, T = 1, the fixed point is the exact posterior mean of Theta ~ MN(0, I, Omega); it says Omega + floor here."""
+def isotropic_fleet() -> dict[str, DeviceData]:
+    """Devices whose designs have one eigenvalue each."""
+    rng = np.random.default_rng(3)
+    fleet = {}
+    for name, n in (("a", 12), ("b", 8), ("c", 30)):
+        X = 2.0 * np.linalg.qr(rng.standard_normal((n, 3)))[0]
+        fleet[name] = DeviceData.of(X, X @ rng.standard_normal(3) + 0.3 * rng.standard_normal(n))
+    return fleet
+
+
+@pytest.mark.parametrize(("fleet", "steps"), [(small_fleet(rows=(12, 8, 30), d=3), 1), (isotropic_fleet(), 1), (isotropic_fleet(), 20)])
+def test_calibrated_reaches_the_posterior_mean(fleet: dict[str, DeviceData], steps: int) -> None:
+    """At a fixed Omega the fixed point is the exact posterior mean of Theta ~ MN(0, I, Omega): at T = 1, and for isotropic
+    designs at any T."""
     rng = np.random.default_rng(5)
-    fleet = small_fleet(rows=(12, 8, 30), d=3)
     A = rng.standard_normal((3, 3))
     Omega = A @ A.T + 0.1 * np.eye(3)
-    hm1 = Hm1(steps=1, alpha=1e-300, floor=0.0, tolerance=1e-14)  # an alpha that leaves Omega as it is
+    hm1 = Hm1(steps=steps, alpha=1e-300, floor=0.0, tolerance=1e-14)  # an alpha that leaves Omega as it is
     datas = [fleet[name] for name in sorted(fleet)]
     spec = FleetSpec(tuple(sorted(fleet)), 3)
     state = RunState.initial(hm1, spec)
