@@ -12,7 +12,6 @@ from importlib import metadata
 from typing import Annotated
 
 import typer
-from typer._click.exceptions import NoArgsIsHelpError
 from typer.exceptions import TyperException
 
 from fedcore.errors import FedlinError, Misuse
@@ -39,9 +38,9 @@ def main() -> None:
     """Run the command line; every error is one line, and what is unexpected says its kind only: its text may quote data."""
     try:
         status = app(standalone_mode=False)
-    except NoArgsIsHelpError:
-        sys.exit(2)  # the help has been shown
     except TyperException as error:
+        if not error.format_message():
+            sys.exit(2)  # a command without its words: the help has been shown
         _fail(error.format_message(), 2)
     except Misuse as error:
         _fail(str(error), 2)
