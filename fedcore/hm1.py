@@ -47,6 +47,8 @@ DEFAULT_FLOOR, CALIBRATED_FLOOR = 1e-2, 1e-1
 """Added to Omega's diagonal where it is inverted: in absolute terms, and as a share of Omega's start. Without a floor,
 devices that are silent for long are shrunk to zero and stay there, and a large alpha shrinks everybody too much."""
 
+Columns = slice | NDArray[np.intp]
+
 EPSILON, TINY = float(np.finfo(float).eps), float(np.finfo(float).tiny)
 
 
@@ -68,6 +70,8 @@ class Server(NamedTuple):
     unit
         What Omega's start and floor are multiples of: 1, or with a calibrated proximal step the mean square of the
         coefficients that the first round's local steps reached; 0 before that.
+    least
+        A lower bound of Omega's eigenvalues, what is left of its start: (1 - alpha)^c unit after c rounds.
     failure
         0, or the `Failure` that ended the run.
     """
@@ -78,6 +82,7 @@ class Server(NamedTuple):
     pull: Floats
     change: float
     unit: float
+    least: float
     failure: int
 
 
@@ -177,14 +182,16 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         K = len(spec.device_ids)
         pull = np.zeros((0 if self._proximal else spec.d, K))
         unit = 0.0 if self._scaled else 1.0
-        return Server(np.zeros((spec.d, K)), np.eye(K), np.zeros(K), pull, np.inf, unit, 0)
+        return Server(np.zeros((spec.d, K)), np.eye(K), np.zeros(K), pull, np.inf, unit, unit, 0)
 
     def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[LocalProblem]:
         return Stacked(self.prepare(datas), len(datas))
 
     def broadcasts(self, server: Server, cohort: Sequence[int]) -> Sequence[Down]:
-        chosen = np.asarray(cohort)
-        return Stacked(Down(server.Theta.T[chosen], server.pull.T[chosen]), len(chosen))
+        chosen = _columns(cohort, len(server.Omega))
+        # Contiguous, as messages are that went to a device and back: arithmetic on strides may round otherwise.
+        theta, pull = (np.ascontiguousarray(columns.T[chosen]) for columns in (server.Theta, server.pull))
+        return Stacked(Down(theta, pull), len(cohort))
 
     def local_steps(
         self, downs: Sequence[Down], devices: Sequence[LocalProblem], datas: Sequence[DeviceData], rngs: Sequence[Generator]
@@ -205,7 +212,7 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
 
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is found below, and named
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
-        up, chosen = stacked(ups), np.asarray(cohort)
+        up, chosen = stacked(ups), _columns(cohort, len(server.Omega))
         if not (np.isfinite(up.theta).all() and np.isfinite(up.prior_rate).all()):
             return self._failed(server, Failure.NOT_FINITE)
         V, prior_rate = server.Theta.copy(), server.prior_rate.copy()
@@ -216,7 +223,7 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
             start = unit * start
         if self._proximal:
             Theta = self._shrink(V, start, prior_rate, self._floor * unit)
-        elif self._stable(server.Omega, chosen, up.prior_rate):
+        elif self._stable(server, chosen, up.prior_rate):
             Theta = V
         else:
             return self._failed(server, Failure.UNSTABLE_STEP)
@@ -228,8 +235,9 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
             return self._failed(server, Failure.NOT_FINITE)
         pull = server.pull if self._proximal else self._pull(Theta, Omega)
         change = _norm(Theta - server.Theta) / max(_norm(Theta), TINY)
-        settled = change if len(chosen) == K else np.inf
-        return Aggregated(Server(Theta, Omega, prior_rate, pull, settled, unit, 0), 1.0, Info(change))
+        settled = change if len(cohort) == K else np.inf
+        least = (1.0 - self.alpha) * (server.least or unit)
+        return Aggregated(Server(Theta, Omega, prior_rate, pull, settled, unit, least, 0), 1.0, Info(change))
 
     def _shrink(self, V: Floats, Omega: Floats, prior_rate: Floats, floor: float) -> Floats:
         """The proximal step on all columns: V - V (Omega + 2 D)^-1 2 D."""
@@ -238,15 +246,17 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         _, solved, _ = dposv(_raised(Omega, added), V.T, overwrite_a=1)
         return V - solved.T * (2.0 * prior_rate)
 
-    def _stable(self, Omega: Floats, chosen: NDArray[np.intp], prior_rate: Floats) -> bool:
+    def _stable(self, server: Server, chosen: Columns, prior_rate: Floats) -> bool:
         """Whether the explicit step that was just used contracts: Omega - D is positive definite, D the rates of those
         who took the step.
 
         With one rate for all this says: prior rate / lambda_min(Omega) < 1.
         """
-        added = np.full(len(Omega), self._floor)
+        if prior_rate.max() < self._floor + server.least:
+            return True
+        added = np.full(len(server.Omega), self._floor)
         added[chosen] -= prior_rate
-        return bool(dpotrf(_raised(Omega, added), overwrite_a=1)[1] == 0)
+        return bool(dpotrf(_raised(server.Omega, added), overwrite_a=1)[1] == 0)
 
     def _pull(self, Theta: Floats, Omega: Floats) -> Floats:
         """The aggregates, Theta Omega^-1. Where Omega is singular they are of no use, and `_stable` ends the run if a
@@ -267,6 +277,11 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
 
     def finalize(self, down: Down, device: LocalProblem, data: DeviceData) -> DeviceResult:
         return DeviceResult(down.theta)
+
+
+def _columns(cohort: Sequence[int], K: int) -> Columns:
+    """The cohort as an index of columns, which costs nothing where it is the whole fleet."""
+    return slice(None) if len(cohort) == K else np.asarray(cohort)
 
 
 def _raised(Omega: Floats, added: Scalar) -> Floats:

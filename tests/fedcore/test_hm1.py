@@ -77,7 +77,7 @@ def test_calibrated_reaches_the_posterior_mean(fleet: dict[str, DeviceData], ste
     datas = [fleet[name] for name in sorted(fleet)]
     spec = FleetSpec(tuple(sorted(fleet)), 3)
     state = RunState.initial(hm1, spec)
-    state = state._replace(server=state.server._replace(Omega=Omega, unit=1.0))
+    state = state._replace(server=state.server._replace(Omega=Omega, unit=1.0, least=1.0))
     for report in rounds(hm1, spec, InProcess(hm1, spec, datas, 0), Schedule(rounds=20000), state):
         state = report.state
     assert report.outcome is not None
