@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,8 @@ SHIPPED = Path(__file__).parents[3] / "datasets" / NAME / "dataset.toml"
 
 
 @pytest.fixture(scope="module")
-def file() -> Path:
-    folder = os.environ.get("FEDLIN_DATA")
-    if not folder:
-        pytest.skip("FEDLIN_DATA is not set: set it to the folder that holds train_FD001.txt")
-    path = Path(folder) / "train_FD001.txt"
-    assert path.is_file(), "FEDLIN_DATA is set, but holds no train_FD001.txt"
-    return path
+def file(real_file: Callable[[str], Path]) -> Path:
+    return real_file("train_FD001.txt")
 
 
 @pytest.fixture(scope="module")

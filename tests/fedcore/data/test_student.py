@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +25,8 @@ def test_the_shipped_contract_has_29_predictors() -> None:
 
 
 @pytest.fixture(scope="module")
-def file() -> Path:
-    folder = os.environ.get("FEDLIN_DATA")
-    if not folder:
-        pytest.skip("FEDLIN_DATA is not set: set it to the folder that holds student-por.csv")
-    path = Path(folder) / "student-por.csv"
-    assert path.is_file(), "FEDLIN_DATA is set, but holds no student-por.csv"
-    return path
+def file(real_file: Callable[[str], Path]) -> Path:
+    return real_file("student-por.csv")
 
 
 @pytest.fixture(scope="module")
