@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcore.algorithm import Outcome
-from fedcore.data.files import sync_folder, write_durably
+from fedcore.data.places import sync_folder, write_durably
 from fedcore.errors import FedlinError, Misuse
 from fedcore.rounds import RoundReport, RunState
 from fedcore.trees import npz, pack, read_npz, unpack

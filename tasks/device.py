@@ -20,7 +20,7 @@ from prefect.tasks import exponential_backoff
 from fedcore.algorithm import AnyAlgorithm, FleetSpec
 from fedcore.data import Dataset, DeviceCard, DeviceSummary
 from fedcore.data.disclosure import check_fleet, check_rows
-from fedcore.data.files import write_durably
+from fedcore.data.places import write_durably
 from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, Misuse
 from fedcore.messages import Broadcast, Receipt, Reply
 from fedcore.metrics import Score, score

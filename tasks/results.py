@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedcore.data import Fitted
-from fedcore.data.files import write_durably
+from fedcore.data.places import write_durably
 from fedcore.metrics import a_rmse
 from fedcore.trees import npz, pack
 from tasks.device import DeviceReport

@@ -17,6 +17,7 @@ from fedcore.data.contract import (
     read_contract,
     write_contract,
 )
+from fedcore.data.creation import create_dataset
 from fedcore.data.fitted import Fitted
 from fedcore.data.fleet import fit_fleet, load_fleet
 from fedcore.data.importing import import_file, import_frame
@@ -24,7 +25,7 @@ from fedcore.data.inference import infer_contract
 from fedcore.data.partitions import Added, add_partition, remove_device
 from fedcore.data.preprocess import DeviceSummary, fit_preprocessing, summarise
 from fedcore.data.simulated import create_simulated
-from fedcore.data.store import Dataset, DeviceCard, create_dataset, list_datasets, open_dataset
+from fedcore.data.store import Dataset, DeviceCard, list_datasets, open_dataset
 from fedcore.data.summary import ColumnSummary, Summary, describe_dataset
 
 __all__ = [

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedcore.data.files import write_durably
+from fedcore.data.places import Place, read_file, write_durably
 from fedcore.errors import DataError
 
 CONTRACT_FILE = "dataset.toml"
@@ -417,7 +416,7 @@ def parse_contract(document: object, where: str) -> Contract:
     raise DataError(" ".join(message.split()))
 
 
-def read_contract(folder: Path) -> Contract:
+def read_contract(folder: Place) -> Contract:
     """The contract of the data set in `folder`.
 
     Raises
@@ -427,7 +426,7 @@ def read_contract(folder: Path) -> Contract:
     """
     where = f"{folder.name}/{CONTRACT_FILE}"
     try:
-        document = tomllib.loads((folder / CONTRACT_FILE).read_text(encoding="utf-8"))
+        document = tomllib.loads(read_file(folder / CONTRACT_FILE).decode())
     except OSError as error:
         failure = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError:
@@ -439,6 +438,6 @@ def read_contract(folder: Path) -> Contract:
     raise DataError(f"{where}: {failure}")
 
 
-def write_contract(folder: Path, contract: Contract) -> None:
+def write_contract(folder: Place, contract: Contract) -> None:
     """Write the contract into `folder`, every field spelt out, durably and in one step."""
     write_durably(folder / CONTRACT_FILE, tomli_w.dumps(contract.model_dump(mode="json", exclude_none=True)).encode())

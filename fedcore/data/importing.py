@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from pathlib import Path
 
 import polars as pl
 
 from fedcore.data.checks import listed
 from fedcore.data.contract import CONTRACT_FILE, Contract, SourceFile, read_contract
 from fedcore.data.conversion import pieces
-from fedcore.data.files import is_file, staging_folder, stored
+from fedcore.data.creation import check_vacant, create_dataset
 from fedcore.data.inference import first_contract
+from fedcore.data.places import Place, is_file, stored
 from fedcore.data.sources import Source, open_sources, open_table
 from fedcore.data.spool import spooled
-from fedcore.data.store import Dataset, check_vacant, create_dataset
+from fedcore.data.staging import staging_folder
+from fedcore.data.store import Dataset
 from fedcore.errors import DataError, Misuse
 
 
-def import_file(root: Path, path: Path, name: str, *, device: str | None = None, target: str | None = None) -> Dataset:
+def import_file(root: Place, path: Place, name: str, *, device: str | None = None, target: str | None = None) -> Dataset:
     """Split a source by device into the partitions of a new data set. Memory holds a batch of rows, and then a device.
 
     Parameters
@@ -52,7 +53,7 @@ def import_file(root: Path, path: Path, name: str, *, device: str | None = None,
     return _imported(root, name, contract, sources, path.name)
 
 
-def import_frame(root: Path, frame: object, name: str, *, device: str | None = None, target: str | None = None) -> Dataset:
+def import_frame(root: Place, frame: object, name: str, *, device: str | None = None, target: str | None = None) -> Dataset:
     """Split a table in memory by its device column into the partitions of a new data set.
 
     Parameters
@@ -75,7 +76,7 @@ def import_frame(root: Path, frame: object, name: str, *, device: str | None = N
     return _imported(root, name, contract, [source], source.where)
 
 
-def _contract_there(root: Path, name: str, device: str | None, target: str | None) -> Contract | None:
+def _contract_there(root: Place, name: str, device: str | None, target: str | None) -> Contract | None:
     if not is_file(root / name / CONTRACT_FILE):
         return None
     contract = read_contract(root / name)
@@ -99,13 +100,13 @@ def _numeric_contract(sources: Sequence[Source], where: str, name: str, device: 
     return contract
 
 
-def _imported(root: Path, name: str, contract: Contract, sources: Sequence[Source], where: str) -> Dataset:
+def _imported(root: Place, name: str, contract: Contract, sources: Sequence[Source], where: str) -> Dataset:
     rows = chain.from_iterable(pieces(source, contract) for source in sources)
     return stored(name, lambda: _spool(root, name, contract, rows, where))
 
 
-def _spool(root: Path, name: str, contract: Contract, rows: Iterable[tuple[str, pl.DataFrame]], where: str) -> Dataset:
-    with staging_folder(root, name) as staging:
+def _spool(root: Place, name: str, contract: Contract, rows: Iterable[tuple[str, pl.DataFrame]], where: str) -> Dataset:
+    with staging_folder(root) as staging:
         frames = spooled(staging, rows)
         try:
             return create_dataset(root, name, contract, frames)

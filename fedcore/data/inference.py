@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import polars as pl
 
 from fedcore.data.contract import CONTRACT_FILE, Column, ColumnType, Contract, parse_contract, write_contract
 from fedcore.data.conversion import NUMERIC, typed
-from fedcore.data.files import is_file, staging_folder, stored, sync_folder
 from fedcore.data.names import checked_dataset_name
+from fedcore.data.places import Place, is_file, make_folder, stored, sync_folder
 from fedcore.data.sources import Source, open_sources
 from fedcore.errors import DataError, Misuse
 
@@ -20,7 +19,7 @@ DEVICE = "device"
 _KINDS: tuple[ColumnType, ...] = (*NUMERIC, "string")
 
 
-def infer_contract(root: Path, path: Path, name: str, *, device: str | None, target: str) -> Contract:
+def infer_contract(root: Place, path: Place, name: str, *, device: str | None, target: str) -> Contract:
     """Write the first contract of a new data set, and nothing else.
 
     Every numeric column but the device and the target is a feature; columns of text are declared and left out of the features; no
@@ -49,7 +48,7 @@ def infer_contract(root: Path, path: Path, name: str, *, device: str | None, tar
         raise Misuse(f"data set {name!r} has a {CONTRACT_FILE} already: edit that one, or choose another name")
     sources = open_sources(path, None, device)
     contract = first_contract(sources, path.name, name, device, target)
-    stored(name, lambda: _write(root, name, contract))
+    stored(name, lambda: _write(folder, contract))
     return contract
 
 
@@ -110,14 +109,7 @@ def _rank(column: pl.Series, rank: int) -> int:
     return rank
 
 
-def _write(root: Path, name: str, contract: Contract) -> None:
-    with staging_folder(root, name) as staging:
-        write_contract(staging, contract)
-        sync_folder(staging)
-        folder = root / name
-        if folder.is_dir():
-            (staging / CONTRACT_FILE).rename(folder / CONTRACT_FILE)
-            sync_folder(folder)
-        else:
-            staging.rename(folder)
-            sync_folder(root)
+def _write(folder: Place, contract: Contract) -> None:
+    make_folder(folder)
+    write_contract(folder, contract)
+    sync_folder(folder)

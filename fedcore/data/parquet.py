@@ -13,13 +13,13 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fedcore.data.places import Place, open_file, size
 from fedcore.errors import DataError, Misuse
 
 # A batch that streams has about this many cells.
@@ -51,7 +51,7 @@ def encode(frame: pl.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-def column_names(file: Path) -> list[str]:
+def column_names(file: Place) -> list[str]:
     """Names of a parquet file's columns, after the checks of `decode` that need no rows.
 
     Raises
@@ -64,12 +64,12 @@ def column_names(file: Path) -> list[str]:
     with _opened(file) as stream:
         schema = _tried(lambda: _reader(stream).schema_arrow)
     if not schema:
-        raise _unreadable(file.name, file.stat().st_size)
+        raise _unreadable(file.name, size(file))
     _check_schema(schema, file.name)
     return schema.names
 
 
-def batches(file: Path) -> Iterator[pl.DataFrame]:
+def batches(file: Place) -> Iterator[pl.DataFrame]:
     """The rows of a parquet file whose schema was checked, a batch at a time.
 
     Raises
@@ -87,7 +87,7 @@ def batches(file: Path) -> Iterator[pl.DataFrame]:
             left -= table.num_rows
             yield _frame(table)
     if left:
-        raise _unreadable(file.name, file.stat().st_size)
+        raise _unreadable(file.name, size(file))
 
 
 def from_table(table: object, where: str) -> pl.DataFrame:
@@ -114,7 +114,7 @@ def _tried(call: Callable[[], T]) -> T | None:
     return None
 
 
-def _reader(source: pa.NativeFile | io.BufferedReader, buffer_size: int = 0) -> pq.ParquetFile:
+def _reader(source: pa.NativeFile | BinaryIO, buffer_size: int = 0) -> pq.ParquetFile:
     # Without pre_buffer, and with a buffer's size, a column of a large row group is read in pieces; with it, whole.
     return pq.ParquetFile(source, page_checksum_verification=True, buffer_size=buffer_size, pre_buffer=False)
 
@@ -140,16 +140,16 @@ def _check_schema(schema: pa.Schema, where: str) -> None:
             raise DataError(f"{where}: column {field.name!r} is {kind}: expected float64, int64 or string")
 
 
-def _opened(file: Path) -> io.BufferedReader:
+def _opened(file: Place) -> BinaryIO:
     try:
-        return file.open("rb")
+        return open_file(file)
     except OSError as error:
         reason = error.strerror
     raise Misuse(f"{file.name}: cannot be read: {reason}")
 
 
-def _unreadable(where: str, size: int) -> DataError:
-    return DataError(f"{where}: not a readable parquet file ({size} bytes, empty, cut short or damaged): write it again")
+def _unreadable(where: str, length: int) -> DataError:
+    return DataError(f"{where}: not a readable parquet file ({length} bytes, empty, cut short or damaged): write it again")
 
 
 def _plain(kind: pa.DataType) -> bool:

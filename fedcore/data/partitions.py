@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +12,12 @@ from fedcore.data.checks import checked_frame
 from fedcore.data.contract import Contract
 from fedcore.data.conversion import pieces
 from fedcore.data.design import prepare
-from fedcore.data.files import staging_folder, stored, sync_folder, write_durably
 from fedcore.data.names import checked_device_id, checked_distinct
 from fedcore.data.parquet import encode
+from fedcore.data.places import Place, discard, is_file, publish, stored, sync_folder, write_durably
 from fedcore.data.sources import open_source
-from fedcore.data.store import PREFIX, Dataset, open_for_change
+from fedcore.data.staging import staging_folder
+from fedcore.data.store import IMPORTING, PREFIX, REMOVED, Dataset, open_for_change
 from fedcore.errors import DataError, Misuse
 
 
@@ -42,7 +42,7 @@ class Added(NamedTuple):
     changed: bool
 
 
-def add_partition(root: Path, file: Path, name: str, device_id: str, *, append: bool = False) -> Added:
+def add_partition(root: Place, file: Place, name: str, device_id: str, *, append: bool = False) -> Added:
     """Add a device, or with `append` further rows of one, from a source file.
 
     The rows are held against the contract, and prepared together with those that the device has, before anything is visible. A part
@@ -72,6 +72,8 @@ def add_partition(root: Path, file: Path, name: str, device_id: str, *, append: 
         Where the rows break the contract, or the device's own rows do already.
     """
     dataset = open_for_change(root, name)
+    if is_file(dataset.path / IMPORTING):
+        raise Misuse(f"data set {name!r} is being imported, or an import was killed: wait for it, or run it again first")
     known = dataset.device_ids
     if device_id not in known:
         checked_distinct([*known, device_id])
@@ -92,7 +94,7 @@ def add_partition(root: Path, file: Path, name: str, device_id: str, *, append: 
     return Added(device_id, part, rows.height, changed=True)
 
 
-def remove_device(root: Path, name: str, device_id: str) -> None:
+def remove_device(root: Place, name: str, device_id: str) -> None:
     """Take a device out of a data set: its rows, and the state that it keeps of runs. Its partition may be damaged.
 
     Raises
@@ -106,7 +108,7 @@ def remove_device(root: Path, name: str, device_id: str) -> None:
     stored(name, lambda: _take_away(dataset.path, device_id))
 
 
-def _rows(file: Path, contract: Contract, device_id: str) -> pl.DataFrame:
+def _rows(file: Place, contract: Contract, device_id: str) -> pl.DataFrame:
     source = open_source(file, contract.file, contract.device, device_id)
     found = [rows for _, rows in pieces(source, contract)]
     if not found:
@@ -114,28 +116,39 @@ def _rows(file: Path, contract: Contract, device_id: str) -> pl.DataFrame:
     return checked_frame(pl.concat(found), contract, f"{file.name}: {PREFIX}{device_id}")
 
 
-def _prepared(frames: list[pl.DataFrame], contract: Contract, device_id: str, file: Path) -> None:
+def _prepared(frames: list[pl.DataFrame], contract: Contract, device_id: str, file: Place) -> None:
     prepare(pl.concat(frames), contract, f"{file.name}: {PREFIX}{device_id}")
 
 
 def _put_in_place(dataset: Dataset, device_id: str, part: str, content: bytes, *, append: bool) -> None:
     folder = dataset.path / f"{PREFIX}{device_id}"
-    with staging_folder(dataset.path.parent, dataset.name) as staging:
+    if not isinstance(folder, Path):
+        if is_file(dataset.path / REMOVED / folder.name):
+            _take_away(dataset.path, device_id)  # what a killed process has begun
+        write_durably(folder / part, content)
+        return
+    with staging_folder(dataset.path.parent) as staging:
         partition = staging / folder.name
         partition.mkdir()
         write_durably(partition / part, content)
         if append:
-            (partition / part).rename(folder / part)
+            publish(partition / part, folder / part)
             sync_folder(folder)
         else:
             sync_folder(partition)
-            partition.rename(folder)
+            publish(partition, folder)
             sync_folder(dataset.path)
 
 
-def _take_away(dataset: Path, device_id: str) -> None:
-    with staging_folder(dataset.parent, dataset.name) as staging:
-        gone = (dataset / f"{PREFIX}{device_id}").rename(staging / f"{PREFIX}{device_id}")
-        sync_folder(dataset)
-        if not gone.is_symlink():
-            shutil.rmtree(gone)
+def _take_away(dataset: Place, device_id: str) -> None:
+    folder = dataset / f"{PREFIX}{device_id}"
+    if isinstance(folder, Path):
+        with staging_folder(dataset.parent) as staging:
+            gone = folder.rename(staging / folder.name)
+            sync_folder(dataset)
+            discard(gone)
+    else:
+        note = dataset / REMOVED / folder.name
+        write_durably(note, b"")
+        discard(folder)
+        discard(note)

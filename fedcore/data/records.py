@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import polars as pl
 
-from fedcore.data.files import blocks
+from fedcore.data.places import Place, blocks
 from fedcore.errors import DataError
 
 # A record that is longer than this, in bytes, is a quote that nobody closed: reading on would put the rest of the file in memory.
@@ -34,7 +33,7 @@ class Chunk(NamedTuple):
     line: int
 
 
-def chunks(file: Path) -> Iterator[Chunk]:
+def chunks(file: Place) -> Iterator[Chunk]:
     """The file in chunks that end where a record does: at a line end with an even number of quotes before it.
 
     Raises

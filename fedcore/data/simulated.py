@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import polars as pl
 
 from fedcore.data.contract import Column, ColumnSplit, Contract
-from fedcore.data.store import Dataset, create_dataset
+from fedcore.data.creation import create_dataset
+from fedcore.data.places import Place
+from fedcore.data.store import Dataset
 from fedcore.rows import Rows
 from fedcore.simulate import Fleet
 
 
-def create_simulated(root: Path, name: str, fleet: Fleet, description: str) -> Dataset:
+def create_simulated(root: Place, name: str, fleet: Fleet, description: str) -> Dataset:
     """Store a simulated fleet: features x1 to xd, target y, and a column `part` that says which rows train and which test.
 
     Raises

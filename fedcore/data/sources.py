@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import polars as pl
 
 from fedcore.data import parquet
 from fedcore.data.contract import SourceFile
-from fedcore.data.files import is_folder
 from fedcore.data.names import checked_distinct
+from fedcore.data.places import Place, entries, is_folder
 from fedcore.data.records import Chunk, cells, chunks, no_table
 from fedcore.errors import DataError, Misuse
 
@@ -49,7 +48,7 @@ class Source:
     device: str | None = None
 
 
-def open_sources(path: Path, form: SourceFile | None, device_column: str | None) -> tuple[Source, ...]:
+def open_sources(path: Place, form: SourceFile | None, device_column: str | None) -> tuple[Source, ...]:
     """A source file, or one source a file of a folder, where the files' names are the devices' ids.
 
     Parameters
@@ -68,7 +67,7 @@ def open_sources(path: Path, form: SourceFile | None, device_column: str | None)
     """
     if not is_folder(path):
         return (open_source(path, form, device_column),)
-    files = sorted(entry for entry in _listed(path) if not entry.name.startswith("."))
+    files = [path / name for name in sorted(_listed(path)) if not name.startswith(".")]
     if not files:
         raise DataError(f"{path.name}: no files: expected one .csv, .txt or .parquet file a device")
     checked_distinct(file.stem for file in files)
@@ -78,7 +77,7 @@ def open_sources(path: Path, form: SourceFile | None, device_column: str | None)
     return tuple(sources)
 
 
-def open_source(file: Path, form: SourceFile | None, device_column: str | None, device: str | None = None) -> Source:
+def open_source(file: Place, form: SourceFile | None, device_column: str | None, device: str | None = None) -> Source:
     """One source file.
 
     Parameters
@@ -137,15 +136,15 @@ def open_table(table: object, where: str, form: SourceFile) -> Source:
     return Source(where, tuple(frame.columns), form, lambda: frame.iter_slices(_BATCH))
 
 
-def _listed(folder: Path) -> list[Path]:
+def _listed(folder: Place) -> list[str]:
     try:
-        return list(folder.iterdir())
+        return [entry.name for entry in entries(folder)]
     except OSError as error:
         reason = error.strerror
     raise Misuse(f"{folder.name}: cannot be read: {reason}")
 
 
-def _text_batches(file: Path, form: SourceFile, names: tuple[str, ...]) -> Iterator[pl.DataFrame]:
+def _text_batches(file: Place, form: SourceFile, names: tuple[str, ...]) -> Iterator[pl.DataFrame]:
     above, found = form.header is True, False
     for chunk in chunks(file):
         rows = cells(chunk, form.separator, len(names), file.name)

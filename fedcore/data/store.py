@@ -7,9 +7,7 @@ name the file below the data set's folder, the device, the column and a count, a
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,18 +16,24 @@ from typing import NamedTuple, get_args
 import polars as pl
 
 from fedcore.data.checks import checked_frame
-from fedcore.data.contract import CONTRACT_FILE, Contract, TargetScaling, read_contract, write_contract
+from fedcore.data.contract import CONTRACT_FILE, Contract, TargetScaling, read_contract
 from fedcore.data.design import prepare
-from fedcore.data.files import is_file, is_folder, staging_folder, stored, sync_folder, write_durably
 from fedcore.data.fitted import Fitted
 from fedcore.data.missing import count_gaps
 from fedcore.data.names import checked_dataset_name, checked_device_id, checked_distinct
-from fedcore.data.parquet import decode, encode
-from fedcore.data.preprocess import DeviceSummary, fit_preprocessing, summarise
+from fedcore.data.parquet import decode
+from fedcore.data.places import Entry, Place, entries, is_file, is_folder, read_file
+from fedcore.data.preprocess import DeviceSummary, summarise
 from fedcore.errors import DataError, Misuse
 from fedcore.rows import DeviceData
 
 PREFIX = "device="
+
+# A data set with this file in it is being imported, or its import was killed: it has no devices yet.
+IMPORTING = ".importing"
+
+# An object store deletes one file at a time: a note in here says first that the device is gone.
+REMOVED = ".removed"
 
 
 class DeviceCard(NamedTuple):
@@ -72,7 +76,7 @@ class Dataset:
     """
 
     name: str
-    path: Path
+    path: Place
     contract: Contract
     fitted: Fitted | None = None
 
@@ -85,7 +89,7 @@ class Dataset:
         DataError
             On an unsafe id, or ids that differ only by case.
         """
-        return _device_ids(self.path)
+        return device_ids_in(self.path)
 
     @property
     def design_names(self) -> tuple[str, ...]:
@@ -149,7 +153,7 @@ class Dataset:
         return {where: checked_frame(decode(raw, where), self.contract, where) for where, raw in contents.items()}
 
 
-def list_datasets(root: Path) -> tuple[str, ...]:
+def list_datasets(root: Place) -> tuple[str, ...]:
     """Names of the folders below `root` that hold a contract, sorted, whether their partitions have arrived or not."""
     if not is_folder(root):
         return ()
@@ -157,7 +161,7 @@ def list_datasets(root: Path) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if is_file(root / name / CONTRACT_FILE)))
 
 
-def open_dataset(root: Path, name: str, *, target: str | None = None, target_scaling: str | None = None) -> Dataset:
+def open_dataset(root: Place, name: str, *, target: str | None = None, target_scaling: str | None = None) -> Dataset:
     """Open a data set to read it.
 
     Parameters
@@ -193,7 +197,7 @@ def open_dataset(root: Path, name: str, *, target: str | None = None, target_sca
     return replace(dataset, contract=contract)
 
 
-def open_for_change(root: Path, name: str) -> Dataset:
+def open_for_change(root: Place, name: str) -> Dataset:
     """Open a data set to which devices may come: it need not have any yet.
 
     Raises
@@ -210,101 +214,22 @@ def open_for_change(root: Path, name: str) -> Dataset:
     return Dataset(name, path, read_contract(path))
 
 
-def check_vacant(root: Path, name: str) -> None:
-    """Nothing, where no device is there yet.
+def device_ids_in(folder: Place) -> tuple[str, ...]:
+    """Ids of the devices in a data set's folder, sorted as text; none where there is no such folder.
 
     Raises
     ------
-    Misuse
-        Where the data set has partitions already.
-    """
-    path = root / checked_dataset_name(name)
-    if is_folder(path) and _device_ids(path):
-        raise Misuse(f"data set {name!r} has partitions already: choose another name, or remove its device folders first")
-
-
-def create_dataset(root: Path, name: str, contract: Contract, frames: Iterable[tuple[str, pl.DataFrame]]) -> Dataset:
-    """Write a whole data set, or nothing.
-
-    It is built in a hidden folder beside its place, every device is prepared as a reader would (with the default target), and then
-    it is renamed into place. A folder that is there already, with this contract and no partitions, gets the partitions moved in; a
-    failure takes them out again.
-
-    Parameters
-    ----------
-    frames
-        Device ids with their rows, one pair a device; columns as the contract declares them.
-
-    Raises
-    ------
-    Misuse
-        Where the data set has partitions or another contract already, or the folder cannot be written.
     DataError
-        Where a device breaks the contract, its id is unsafe or comes twice, or there is no device at all.
+        On an unsafe id, or ids that differ only by case.
     """
-    check_vacant(root, name)
-    path = root / name
-    if is_file(path / CONTRACT_FILE) and read_contract(path) != contract:
-        raise Misuse(f"data set {name!r} has another contract already: use that one, or choose another name")
-    stored(name, lambda: _create(root, name, contract, frames))
-    return Dataset(name, path, contract)
+    if not is_folder(folder) or is_file(folder / IMPORTING):
+        return ()
+    gone = {entry.name for entry in entries(folder / REMOVED)} if not isinstance(folder, Path) else ()
+    names = [entry.name for entry in _entries(folder, folder.name) if entry.folder and entry.name.startswith(PREFIX)]
+    return checked_distinct(name.removeprefix(PREFIX) for name in names if name not in gone)
 
 
-def _create(root: Path, name: str, contract: Contract, frames: Iterable[tuple[str, pl.DataFrame]]) -> None:
-    with staging_folder(root, name) as staging:
-        _build(staging, contract, frames)
-        _put_in_place(staging, root / name)
-
-
-def _build(folder: Path, contract: Contract, frames: Iterable[tuple[str, pl.DataFrame]]) -> None:
-    ids: list[str] = []
-    summaries: list[DeviceSummary] = []
-    for device_id, frame in frames:
-        ids.append(checked_device_id(device_id))
-        where = f"{PREFIX}{device_id}"
-        checked = checked_frame(frame, contract, where)
-        if contract.needs_fit:
-            summaries.append(summarise(checked, contract, where, gated=False))
-        else:
-            prepare(checked, contract, where)
-        partition = folder / where
-        partition.mkdir(exist_ok=True)
-        write_durably(partition / "part-0.parquet", encode(checked))
-        sync_folder(partition)
-    if not checked_distinct(ids):
-        raise DataError("no device: expected at least one device with rows")
-    if contract.needs_fit:
-        staged = Dataset(folder.name, folder, contract, fit_preprocessing(contract, summaries))
-        for device_id in ids:
-            staged.load(device_id)
-    write_contract(folder, contract)
-    sync_folder(folder)
-
-
-def _put_in_place(staging: Path, path: Path) -> None:
-    if path.is_dir():
-        moved: list[Path] = []
-        try:
-            for source in sorted(staging.glob(f"{PREFIX}*")):
-                moved.append(source.rename(path / source.name))
-            if not (path / CONTRACT_FILE).exists():
-                (staging / CONTRACT_FILE).rename(path / CONTRACT_FILE)
-        except BaseException:
-            for partition in moved:
-                shutil.rmtree(partition, ignore_errors=True)
-            raise
-        sync_folder(path)
-    else:
-        staging.rename(path)
-        sync_folder(path.parent)
-
-
-def _device_ids(folder: Path) -> tuple[str, ...]:
-    folders = [entry.name for entry in _entries(folder, folder.name) if entry.name.startswith(PREFIX) and entry.is_dir()]
-    return checked_distinct(name.removeprefix(PREFIX) for name in folders)
-
-
-def _partition_files(folder: Path, device_id: str) -> list[str]:
+def _partition_files(folder: Place, device_id: str) -> list[str]:
     """The device's files, by name, as paths below the data set's folder."""
     partition = f"{PREFIX}{checked_device_id(device_id)}"
     if not is_folder(folder / partition):
@@ -317,28 +242,28 @@ def _partition_files(folder: Path, device_id: str) -> list[str]:
     return [f"{partition}/{name}" for name in parts]
 
 
-def _entries(folder: Path, where: str) -> list[os.DirEntry[str]]:
+def _entries(folder: Place, where: str) -> list[Entry]:
     try:
-        with os.scandir(folder) as entries:
-            return list(entries)
+        return entries(folder)
     except OSError as error:
         reason = error.strerror
     raise DataError(f"{where}: cannot be listed: {reason}")
 
 
-def _read(folder: Path, where: str) -> bytes:
+def _read(folder: Place, where: str) -> bytes:
     _stay_inside(folder, where)
     try:
-        if not (folder / where).is_file():
+        if isinstance(folder, Path) and not (folder / where).is_file():
             raise DataError(f"{where}: not a regular file: remove it")
-        return (folder / where).read_bytes()
+        return read_file(folder / where)
     except OSError as error:
         reason = error.strerror
     raise DataError(f"{where}: cannot be read: {reason}")
 
 
-def _stay_inside(folder: Path, where: str) -> None:
-    if not (folder / where).resolve().is_relative_to(folder.resolve()):
+def _stay_inside(folder: Place, where: str) -> None:
+    # Object stores have no links.
+    if isinstance(folder, Path) and not (folder / where).resolve().is_relative_to(folder.resolve()):
         raise DataError(f"{where}: leads out of the data set's folder: replace the link by the file itself")
 
 

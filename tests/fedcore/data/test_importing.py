@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from fedcore.data import (
     Contract,
-    files,
     fit_preprocessing,
     import_file,
     import_frame,
     infer_contract,
     open_dataset,
     parquet,
+    places,
     read_contract,
     write_contract,
 )
@@ -335,7 +335,7 @@ def test_a_frame_that_breaks_its_contract_is_refused(tmp_path: Path, frame: obje
 def test_a_file_may_be_read_in_any_pieces(size: int, devices: int) -> None:
     lines = [[f"d{i % devices}", str(i), f"{i}.5", f"{7000 + i}"] for i in range(20)]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "_BLOCK", size)
+        patch.setattr(places, "_BLOCK", size)
         patch.setattr(parquet, "_CELLS", size)
         file = write(Path(folder), text(",", [HEADER, *lines]))
         pl.read_csv(file).write_parquet(Path(folder) / "pumps.parquet")

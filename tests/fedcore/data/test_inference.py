@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedcore.data import files, import_file, infer_contract, open_dataset, read_contract
+from fedcore.data import import_file, infer_contract, open_dataset, places, read_contract
 from fedcore.errors import DataError, Misuse
 
 CSV = "pump;hour;speed;kind;flow\n" + "".join(f"0{i % 3};{i};{i}.5;axial;{7000 + i}\n" for i in range(9))
@@ -45,7 +45,7 @@ def test_an_import_without_contract_writes_the_same_one(tmp_path: Path) -> None:
 
 
 def test_a_type_holds_for_all_rows_and_not_the_first_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_BLOCK", 32)
+    monkeypatch.setattr(places, "_BLOCK", 32)
     rows = [f"1,{i},{i},{i},{i}\n" for i in range(20)] + ["1,0.5,x,,9\n"] + [f"1,{i},{i},{i},{i}\n" for i in range(20)]
     (tmp_path / "rows.csv").write_text("id,a,b,c,y\n" + "".join(rows))
     contract = infer_contract(tmp_path, tmp_path / "rows.csv", "demo", device="id", target="y")

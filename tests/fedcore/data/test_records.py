@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.data import files, records
+from fedcore.data import places, records
 from fedcore.data.records import cells, chunks
 from fedcore.errors import DataError
 
@@ -37,12 +37,12 @@ def test_chunks_of_any_size_hold_the_same_cells(
     csv.writer(text, delimiter=";", quoting=csv.QUOTE_ALL, lineterminator=end).writerows(rows)
     file.write_bytes(b"\xef\xbb\xbf" + text.getvalue().encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "_BLOCK", size)
+        patch.setattr(places, "_BLOCK", size)
         assert read(file, ";").rows() == rows
 
 
 def test_chunks_end_where_records_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_BLOCK", 8)
+    monkeypatch.setattr(places, "_BLOCK", 8)
     (tmp_path / "rows.csv").write_text('a,b\n1,"x\n\ny"\n\n2,z')
     assert list(chunks(tmp_path / "rows.csv")) == [("a,b\n", 1), ('1,"x\n\ny"\n\n', 2), ("2,z", 6)]
 
@@ -57,7 +57,7 @@ def test_chunks_end_where_records_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_the_line_to_look_at_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, text: str, line: int) -> None:
-    monkeypatch.setattr(files, "_BLOCK", size)
+    monkeypatch.setattr(places, "_BLOCK", size)
     file = tmp_path / "rows.csv"
     for separator, changed in (("whitespace", text.replace(" ", " \t ")), (",", text.replace(" ", ","))):
         file.write_text(changed)
@@ -69,20 +69,20 @@ def test_the_line_to_look_at_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_short_lines_end_in_nulls_wherever_a_chunk_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_BLOCK", 6)
+    monkeypatch.setattr(places, "_BLOCK", 6)
     (tmp_path / "rows.csv").write_text("a,b,c\n1\n2,3\n4,5,6\n")
     assert read(tmp_path / "rows.csv", ",").rows()[1:] == [("1", None, None), ("2", "3", None), ("4", "5", "6")]
 
 
 def test_a_position_that_is_no_text_counts_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_BLOCK", 8)
+    monkeypatch.setattr(places, "_BLOCK", 8)
     (tmp_path / "rows.csv").write_bytes(b"a,b\n" * 10 + b"a,\xe9\n")
     with pytest.raises(DataError, match=r"^rows.csv: not UTF-8 text from byte 42 on: save it as UTF-8$"):
         list(chunks(tmp_path / "rows.csv"))
 
 
 def test_a_record_without_end_is_refused_before_memory_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_BLOCK", 8)
+    monkeypatch.setattr(places, "_BLOCK", 8)
     monkeypatch.setattr(records, "_LONGEST", 64)
     (tmp_path / "rows.csv").write_text('a,b\n1,"' + "7000\n" * 1000)
     with pytest.raises(DataError, match=r"^rows.csv: line 2 begins a record of more than 64 bytes: close its quote$"):

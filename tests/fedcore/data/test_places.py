@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.data.files import write_durably
+from fedcore.data.places import write_durably
 
 
 def test_a_file_is_replaced_and_never_written_over(tmp_path: Path) -> None:

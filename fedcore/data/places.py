@@ -1,0 +1,283 @@
+"""Where files are: on this machine, or in an object store. The one seam between fedlin and either.
+
+A place is a `pathlib.Path`, or a `UPath` for whatever fsspec reaches (`s3://bucket/prefix`, `gs://`, `abfs://`, ...). Both name files in
+the same way; what differs is how a change becomes whole, and how it fails. A file appears by a rename here and by a single upload
+there; errors of a store's client come out as `OSError` with a reason, as those of the operating system do.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+
+from upath import UPath
+
+from fedcore.errors import Misuse
+
+Place = Path | UPath
+"""A file or folder, on this machine or in an object store."""
+
+_BLOCK = 4 << 20
+_NUMBERS = {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST, PermissionError: errno.EACCES}
+
+T = TypeVar("T")
+
+
+class Entry(NamedTuple):
+    """What a folder holds: a name, and whether it is a folder itself."""
+
+    name: str
+    folder: bool
+
+
+def place(text: str) -> Place:
+    """The place that a person or the environment names: a path, or a URL of an object store.
+
+    Raises
+    ------
+    Misuse
+        Where no installed package knows the kind of URL.
+    """
+    protocol, mark, _ = text.partition("://")
+    if not mark:
+        return Path(text)
+    with suppress(ImportError, ValueError):
+        # Others write there too, so a listing is never to be an old one.
+        found = UPath(text.rstrip("/"), use_listings_cache=False)
+        return Path(found.path) if "file" in _fs(found).protocol else found
+    raise Misuse(f"no way to {protocol}:// places: install fsspec's package for them (for s3://, fedlin with its extra s3)")
+
+
+def is_file(path: Place) -> bool:
+    """Whether `path` is a file as far as we may look; a closed folder on the way is a no, not an exception."""
+    with suppress(OSError), _reached():
+        return path.is_file()
+    return False
+
+
+def is_folder(path: Place) -> bool:
+    """Whether `path` is a folder as far as we may look; in an object store, one with something in it."""
+    with suppress(OSError), _reached():
+        return path.is_dir()
+    return False
+
+
+def entries(folder: Place) -> list[Entry]:
+    """What a folder holds, in no order; nothing where an object store has no such folder.
+
+    Raises
+    ------
+    OSError
+        As the operating system says.
+    """
+    if isinstance(folder, Path):
+        with os.scandir(folder) as found:
+            return [Entry(each.name, each.is_dir()) for each in found]
+    with _reached():
+        try:
+            listed = cast("list[dict[str, Any]]", _fs(folder).ls(folder.path, detail=True))
+        except FileNotFoundError:
+            return []
+    found = [Entry(each["name"].rstrip("/").rpartition("/")[2], each["type"] == "directory") for each in listed]
+    # Some stores list the folder itself, as an object without a name.
+    return [entry for entry in found if entry.name != folder.name or entry.folder]
+
+
+def read_file(path: Place) -> bytes:
+    """All bytes of a file, as they are at one moment.
+
+    Raises
+    ------
+    OSError
+        As the operating system says.
+    """
+    if isinstance(path, Path):
+        return path.read_bytes()
+    with _reached():
+        return _fs(path).cat_file(path.path)
+
+
+def open_file(path: Place) -> BinaryIO:
+    """A file to read from and seek in, for the caller to close.
+
+    Raises
+    ------
+    OSError
+        As the operating system says.
+    """
+    with _reached():
+        return cast("BinaryIO", path.open("rb"))
+
+
+def size(path: Place) -> int:
+    """Bytes of a file.
+
+    Raises
+    ------
+    OSError
+        As the operating system says.
+    """
+    with _reached():
+        return path.stat().st_size
+
+
+def blocks(file: Place) -> Iterator[bytes]:
+    """The bytes of a source file, a few megabytes at a time.
+
+    Raises
+    ------
+    Misuse
+        Where the file cannot be read.
+    """
+    try:
+        with open_file(file) as stream:
+            while block := _next(stream):
+                yield block
+        return
+    except OSError as error:
+        reason = error.strerror
+    raise Misuse(f"{file.name}: cannot be read: {reason}")
+
+
+def _next(stream: BinaryIO) -> bytes:
+    with _reached():
+        return stream.read(_BLOCK)
+
+
+def make_folder(path: Place) -> None:
+    """Make a folder and those above it, where they are missing. An object store has folders by their files alone.
+
+    Raises
+    ------
+    OSError
+        As the operating system says.
+    """
+    if isinstance(path, Path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def write_durably(path: Place, content: bytes) -> None:
+    """Write a file that is there whole or not at all, in a folder that is there.
+
+    On this machine: under a temporary name, flushed to the disk, and renamed. The temporary name starts with a dot and ends in `.tmp`,
+    so that no reader takes it for a partition.
+
+    Raises
+    ------
+    OSError
+        As the operating system says; nothing is left behind.
+    """
+    if not isinstance(path, Path):
+        with _reached():
+            _fs(path).pipe_file(path.path, content)
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def create_file(path: UPath, content: bytes) -> None:
+    """Write a file of an object store only where it is not there yet, which of several writers one does.
+
+    Raises
+    ------
+    FileExistsError
+        Where it is there.
+    OSError
+        As for `write_durably`.
+    """
+    with _reached():
+        _fs(path).pipe_file(path.path, content, mode="create")
+
+
+def sync_folder(folder: Place) -> None:
+    """Flush a folder's list of names to the disk; object stores have done so when they answer."""
+    if not isinstance(folder, Path):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def publish(source: Path, target: Place) -> None:
+    """Move a file or folder of this machine to its place: by one rename, or file by file into an object store.
+
+    Raises
+    ------
+    OSError
+        As the operating system says.
+    """
+    if isinstance(target, Path):
+        source.rename(target)
+        return
+    for file in [source] if source.is_file() else sorted(each for each in source.rglob("*") if each.is_file()):
+        write_durably(target / file.relative_to(source).as_posix() if file != source else target, file.read_bytes())
+
+
+def discard(path: Place) -> None:
+    """Delete a file or a whole folder, where it is there. A link goes, and not what it leads to.
+
+    Raises
+    ------
+    OSError
+        As the operating system says.
+    """
+    if not isinstance(path, Path):
+        with _reached(), suppress(FileNotFoundError):
+            _fs(path).rm(path.path, recursive=True)
+    elif path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def stored(name: str, write: Callable[[], T]) -> T:
+    """What `write` returns.
+
+    Raises
+    ------
+    Misuse
+        In place of an error of the operating system, which leaves no exception behind with all that it quotes.
+    """
+    try:
+        return write()
+    except OSError as error:
+        reason = error.strerror
+    raise Misuse(f"cannot write data set {name!r}: {reason}: choose a datasets folder that you may write to")
+
+
+@contextmanager
+def _reached() -> Generator[None]:
+    """Errors of a store's client as those of the operating system: `OSError` makes its own kinds from their numbers."""
+    try:
+        yield
+        return
+    except OSError as error:
+        if error.strerror:
+            raise
+        code = next((code for kind, code in _NUMBERS.items() if isinstance(error, kind)), None)
+        failure = OSError(code, os.strerror(code)) if code else OSError(errno.EIO, _line(error))
+    except Exception as error:  # every client has kinds of its own for a network that is away
+        failure = OSError(errno.EIO, _line(error))
+    raise failure
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__} {error}".split())[:200]
+
+
+def _fs(path: UPath) -> Any:
+    return path.fs
