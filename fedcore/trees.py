@@ -11,7 +11,6 @@ import io
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -32,19 +31,19 @@ def npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def read_npz(file: Path) -> Arrays:
+def from_npz(raw: bytes) -> Arrays:
     """The arrays of an npz file.
 
     Raises
     ------
     Misuse
-        Where it cannot be read or is damaged.
+        Where it is damaged.
     """
     try:
-        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as stored:
+        with np.load(io.BytesIO(raw), allow_pickle=False) as stored:
             return dict(stored)
     except Exception:  # zip files can be damaged in more ways than their reader has exceptions for
-        raise Misuse(f"{file.name} is missing or damaged: restore it, or start a new run") from None
+        raise Misuse("the file is damaged: restore it, or start a new run") from None
 
 
 def pack(tree: object) -> Arrays:

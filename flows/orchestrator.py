@@ -13,7 +13,6 @@ import os
 import queue
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -230,7 +229,7 @@ def _private_server(home: Path, start_timeout: float) -> Iterator[tuple[str, sub
             starting.enter_context(alone(Path(environment["PREFECT_HOME"]) / "starting.lock", timeout=start_timeout))
             home.mkdir(parents=True, exist_ok=True)
             stderr = starting.enter_context(log.open("ab"))
-        except (OSError, sqlite3.OperationalError) as error:
+        except OSError as error:
             raise Misuse(f"a private Prefect server cannot use the folder {home} ({error}): choose one that can be written") from None
         # In a session of its own: Ctrl-C is meant for the run, which has last records to send after it.
         with subprocess.Popen(

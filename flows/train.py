@@ -21,6 +21,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from fedcore.algorithm import Outcome
 from fedcore.data import Fitted
+from fedcore.data.places import read_file, write_durably
 from fedcore.errors import Misuse
 from fedcore.rounds import RunState, Schedule, rounds
 from flows.config import TrainConfig
@@ -76,7 +77,7 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
         fleet = Fleet(run_id, config, workspace)
     experiment = config.experiment or config.dataset
     tracker = Tracker.open(None, default_store=workspace.mlflow_store, artifacts=workspace.mlflow_artifacts, experiment=experiment)
-    if not folder.path.exists():
+    if not folder.exists:
         fleet.preprocess()
         manifest = fleet.manifest(fleet.enrol())
         folder.create({"given": config.model_dump(), "resolved": config.resolved()}, manifest)
@@ -96,7 +97,7 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
                 fitted=fleet.dataset.fitted,
             )
             for name in ("config.json", "manifest.json"):
-                shutil.copyfile(folder.path / name, folder.results / name)
+                write_durably(folder.results / name, read_file(folder.path / name))
         found = figures(reports)
         result = _result(config, folder, checkpoint) | {
             **found,

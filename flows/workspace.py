@@ -6,10 +6,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedcore.data.places import Place, place
+
 
 @dataclass(frozen=True)
 class Workspace:
-    """A folder that holds `datasets/`, and beside it what runs leave.
+    """A folder that holds `datasets/`, and beside it what runs leave; the two may be elsewhere, also in an object store.
 
     Attributes
     ----------
@@ -29,14 +31,30 @@ class Workspace:
         return cls(next((folder for folder in (here, *here.parents) if (folder / "datasets").is_dir()), here))
 
     @property
-    def datasets(self) -> Path:
-        """Contracts and partitions, one folder a data set."""
-        return self.root / "datasets"
+    def datasets(self) -> Place:
+        """Contracts and partitions, one folder a data set; `FEDLIN_DATASETS` names another place.
+
+        Raises
+        ------
+        Misuse
+            Where it names one that nothing here can reach.
+        """
+        return self._place("FEDLIN_DATASETS", "datasets")
 
     @property
-    def runs(self) -> Path:
-        """One folder a run: its configuration, checkpoint and results."""
-        return self.root / "runs"
+    def runs(self) -> Place:
+        """One folder a run: its configuration, checkpoint and results; `FEDLIN_RUNS` names another place.
+
+        Raises
+        ------
+        Misuse
+            Where it names one that nothing here can reach.
+        """
+        return self._place("FEDLIN_RUNS", "runs")
+
+    def _place(self, variable: str, name: str) -> Place:
+        named = place(os.environ[variable]) if os.environ.get(variable) else self.root / name
+        return named.resolve() if isinstance(named, Path) else named
 
     @property
     def prefect_home(self) -> Path:

@@ -10,21 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedcore.algorithm import Outcome
-from fedcore.data.places import sync_folder, write_durably
+from fedcore.data.places import Place, is_file, is_folder, make_folder, read_file, sync_folder, write_durably
+from fedcore.data.staging import claimed
 from fedcore.errors import FedlinError, Misuse
 from fedcore.rounds import RoundReport, RunState
-from fedcore.trees import npz, pack, read_npz, unpack
-from tasks.lock import alone
+from fedcore.trees import from_npz, npz, pack, unpack
 
 Record = dict[str, Any]
 """A round's scalars by name, None where one is not finite, with the ids of its silent devices."""
@@ -58,7 +56,7 @@ class RunFolder:
         `<runs>/<run_id>`.
     """
 
-    path: Path
+    path: Place
 
     @property
     def run_id(self) -> str:
@@ -66,13 +64,18 @@ class RunFolder:
         return self.path.name
 
     @property
-    def results(self) -> Path:
+    def results(self) -> Place:
         """Folder of what the run found."""
         return self.path / "results"
 
+    @property
+    def exists(self) -> bool:
+        """Whether the run has begun."""
+        return is_folder(self.path)
+
     def refuse_existing(self) -> None:
         """Raises Misuse where a run of this name has begun: its devices hold its state under this name."""
-        if self.path.exists():
+        if self.exists:
             raise Misuse(f"there is a run {self.run_id} already: resume it, or choose another id")
 
     def create(self, config: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
@@ -84,7 +87,7 @@ class RunFolder:
             Where the runs folder cannot be written.
         """
         try:
-            self.path.mkdir(parents=True)
+            make_folder(self.path)
         except OSError as error:
             raise Misuse(f"the runs folder {self.path.parent} cannot be written ({error.strerror}): give it write permission") from None
         self.write_json("manifest.json", manifest)
@@ -99,11 +102,7 @@ class RunFolder:
         Misuse
             Where one does already.
         """
-        with ExitStack() as holding:
-            try:
-                holding.enter_context(alone(self.path / "run.lock", timeout=0))
-            except sqlite3.OperationalError:
-                raise Misuse(f"run {self.run_id} goes on in another process: wait for it, or end that one") from None
+        with claimed(self.path / "run.lock", f"run {self.run_id}"):
             yield
 
     def config(self) -> dict[str, Any]:
@@ -114,7 +113,7 @@ class RunFolder:
         Misuse
             Where there is no such run, or the file is damaged.
         """
-        if not (self.path / "config.json").is_file():
+        if not is_file(self.path / "config.json"):
             raise Misuse(f"no run {self.run_id!r} in {self.path.parent}: choose one of its folders")
         config = self.read_json("config.json")
         if not isinstance(config.get("given"), dict):
@@ -140,7 +139,7 @@ class RunFolder:
             Where it is missing or damaged.
         """
         try:
-            return json.loads((self.path / name).read_text())
+            return json.loads(read_file(self.path / name))
         except (OSError, ValueError):
             raise Misuse(f"run {self.run_id}: {name} is missing or damaged: restore it, or start a new run") from None
 
@@ -188,23 +187,22 @@ class RunFolder:
         Misuse
             Where it is damaged, or belongs to another configuration.
         """
-        file = self.path / "checkpoint.npz"
-        if not file.exists():
-            return None
         try:
-            arrays = read_npz(file)
+            arrays = from_npz(read_file(self.path / "checkpoint.npz"))
             ledger = json.loads(str(arrays["ledger"]))
             state: RunState = unpack(arrays)
             outcome = Outcome(**ledger["outcome"]) if ledger["outcome"] else None
             config, history = str(ledger["config"]), tuple(ledger["history"])
-        except (Misuse, KeyError, TypeError, ValueError):
-            raise Misuse(f"run {self.run_id}: checkpoint.npz is damaged: restore it, or start a new run") from None
+        except FileNotFoundError:
+            return None
+        except (Misuse, OSError, KeyError, TypeError, ValueError):
+            raise Misuse(f"run {self.run_id}: checkpoint.npz cannot be read, or is damaged: restore it, or start a new run") from None
         if config != self._config_digest():
             raise Misuse(f"run {self.run_id}: config.json is not the one that the run began with: restore it, or start a new run")
         return Checkpoint(state, history, outcome)
 
     def _config_digest(self) -> str:
-        return hashlib.sha256((self.path / "config.json").read_bytes()).hexdigest()
+        return hashlib.sha256(read_file(self.path / "config.json")).hexdigest()
 
 
 def record(report: RoundReport, device_ids: Sequence[str], seconds: float) -> Record:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from prefect import task
@@ -20,7 +19,7 @@ from prefect.tasks import exponential_backoff
 from fedcore.algorithm import AnyAlgorithm, FleetSpec
 from fedcore.data import Dataset, DeviceCard, DeviceSummary
 from fedcore.data.disclosure import check_fleet, check_rows
-from fedcore.data.places import write_durably
+from fedcore.data.places import Place, make_folder, read_file, write_durably
 from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, Misuse
 from fedcore.messages import Broadcast, Receipt, Reply
 from fedcore.metrics import Score, score
@@ -28,7 +27,7 @@ from fedcore.receipts import Memory, settle
 from fedcore.rounds import device_rng
 from fedcore.rows import DeviceData, Floats
 from fedcore.separate import separate_rival
-from fedcore.trees import npz, pack, read_npz, unpack
+from fedcore.trees import from_npz, npz, pack, unpack
 
 G = TypeVar("G", bound="Ground")
 P = ParamSpec("P")
@@ -56,7 +55,7 @@ class Ground:
         self.dataset = dataset
         self.devices = devices
 
-    def state_folder(self, device_id: str) -> Path:
+    def state_folder(self, device_id: str) -> Place:
         """Where a device keeps its own things, below its partition's folder."""
         return self.dataset.path / f"device={device_id}" / ".fedlin"
 
@@ -162,8 +161,8 @@ def _keep_traceback(ground: Ground, device_id: str) -> str:
     name = f"{ground.run_id}.error.txt"
     try:
         folder = ground.state_folder(device_id)
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(traceback.format_exc())
+        make_folder(folder)
+        write_durably(folder / name, traceback.format_exc().encode(errors="replace"))
     except OSError:
         return "its folder cannot be written, so the details are lost"
     return f"the details are in its own folder, .fedlin/{name}"
@@ -245,13 +244,13 @@ def _keep(station: Station, device_id: str, kept: Kept) -> None:
     folder = station.state_folder(device_id)
     if folder.is_symlink():
         raise DeviceRefusal("its .fedlin is a link, and its state may not leave its own folder: replace the link by a folder")
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     write_durably(folder / f"{station.run_id}.npz", npz(pack(kept)))
 
 
 def _recall(station: Station, device_id: str) -> Kept:
     try:
-        return unpack(read_npz(station.state_folder(device_id) / f"{station.run_id}.npz"))
-    except Misuse:
+        return unpack(from_npz(read_file(station.state_folder(device_id) / f"{station.run_id}.npz")))
+    except (Misuse, OSError):
         refusal = "its state of this run is missing or damaged: restore the device's .fedlin folder, or start a new run"
         raise DeviceRefusal(refusal) from None

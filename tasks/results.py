@@ -6,7 +6,6 @@ import io
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedcore.data import Fitted
-from fedcore.data.places import write_durably
+from fedcore.data.places import Place, make_folder, write_durably
 from fedcore.metrics import a_rmse
 from fedcore.trees import npz, pack
 from tasks.device import DeviceReport
 
 
 def write_results(
-    folder: Path,
+    folder: Place,
     reports: Sequence[DeviceReport],
     coefficients: Sequence[str],
     server: Any,
@@ -47,7 +46,7 @@ def write_results(
         The fleet's preprocessing. Where it scales features, `theta.npz` also holds `Theta_original` and
         `coefficients_original`, per unit of each feature.
     """
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     Theta = np.array([report.theta for report in reports]).T
     estimates = {"Theta": Theta, "coefficients": np.array(list(coefficients)), "devices": np.array([report.device for report in reports])}
     if fitted:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -225,6 +226,24 @@ def publish(source: Path, target: Place) -> None:
         return
     for file in [source] if source.is_file() else sorted(each for each in source.rglob("*") if each.is_file()):
         write_durably(target / file.relative_to(source).as_posix() if file != source else target, file.read_bytes())
+
+
+@contextmanager
+def local_copy(folder: Place) -> Generator[Path]:
+    """A folder for those who read this machine's files only: itself, or a copy that is gone at the end.
+
+    Raises
+    ------
+    OSError
+        As the operating system says.
+    """
+    if isinstance(folder, Path):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="fedlin-") as temporary:
+        for entry in entries(folder):
+            Path(temporary, entry.name).write_bytes(read_file(folder / entry.name))
+        yield Path(temporary)
 
 
 def discard(path: Place) -> None:

@@ -75,6 +75,8 @@ def claimed(claim: Place, what: str) -> Generator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise Misuse(f"{what} goes on in another process: wait for it, or end that one") from None
+    except OSError as error:
+        raise Misuse(f"{what} cannot begin: {claim.name} cannot be written ({error.strerror}): give permission") from None
     try:
         if not isinstance(claim, Path):
             _claim(claim, what)

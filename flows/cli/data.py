@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
@@ -24,6 +23,7 @@ from fedcore.data import (
     read_contract,
     remove_device,
 )
+from fedcore.data.places import place
 from fedcore.errors import DataError, Misuse
 from flows.events import tell_added
 from flows.workspace import Workspace
@@ -40,14 +40,14 @@ Name = Annotated[str, typer.Argument(help="Name of the data set.", show_default=
 @app.command()
 def infer(
     file: Annotated[
-        Path, typer.Argument(help="Source file (.csv, .txt or .parquet), or a folder of one file a device.", show_default=False)
+        str, typer.Argument(help="Source file (.csv, .txt or .parquet), or a folder of one file a device.", show_default=False)
     ],
     dataset: Annotated[str, typer.Option(help="Name of the data set.", show_default=False)],
     target: Annotated[str, typer.Option(help="Target column.", show_default=False)],
     device: Annotated[str | None, typer.Option(help="Device column; a folder's files need none.", show_default=False)] = None,
 ) -> None:
     """Write the first contract of a data set, for you to edit before the import."""
-    contract = infer_contract(Workspace.find().datasets, file, dataset, device=device, target=target)
+    contract = infer_contract(Workspace.find().datasets, place(file), dataset, device=device, target=target)
     features = f"{len(contract.features)} of {len(contract.columns)} columns are features"
     typer.echo(f"datasets/{dataset}/dataset.toml: {features}, the target is {contract.target}: edit it, then import")
 
@@ -55,27 +55,27 @@ def infer(
 @app.command("import")
 def import_(
     file: Annotated[
-        Path, typer.Argument(help="Source file (.csv, .txt or .parquet), or a folder of one file a device.", show_default=False)
+        str, typer.Argument(help="Source file (.csv, .txt or .parquet), or a folder of one file a device.", show_default=False)
     ],
     dataset: Annotated[str, typer.Option(help="Name of the data set.", show_default=False)],
     device: Annotated[str | None, typer.Option(help="Device column, where there is no contract yet.", show_default=False)] = None,
     target: Annotated[str | None, typer.Option(help="Target column, where there is no contract yet.", show_default=False)] = None,
 ) -> None:
     """Split a source by device into the partitions of a data set."""
-    imported, cards = _checked(import_file(Workspace.find().datasets, file, dataset, device=device, target=target))
+    imported, cards = _checked(import_file(Workspace.find().datasets, place(file), dataset, device=device, target=target))
     _tell(dataset, {card.device: card.n_train + card.n_validation + card.n_test for card in cards})
     _show(imported, cards)
 
 
 @app.command()
 def add(
-    file: Annotated[Path, typer.Argument(help="The device's rows: .csv, .txt or .parquet.", show_default=False)],
+    file: Annotated[str, typer.Argument(help="The device's rows: .csv, .txt or .parquet.", show_default=False)],
     dataset: Annotated[str, typer.Option(help="Name of the data set.", show_default=False)],
     device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
     append: Annotated[bool, typer.Option("--append", help="The device is there already: these are further rows.")] = False,
 ) -> None:
     """Add a device to a data set, or rows to a device. Adding the same file twice changes nothing."""
-    added = add_partition(Workspace.find().datasets, file, dataset, device, append=append)
+    added = add_partition(Workspace.find().datasets, place(file), dataset, device, append=append)
     if added.changed:
         _tell(dataset, {added.device: added.rows})
     where = f"data set {dataset}: device={added.device}/{added.file}"

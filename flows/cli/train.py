@@ -14,6 +14,7 @@ from rich.table import Table
 
 from fedcore.algorithm import ALGORITHMS
 from fedcore.data import fit_fleet, open_dataset
+from fedcore.data.places import Place, is_file, place
 from fedcore.errors import DeviceRefusal, FedlinError, Misuse
 from flows.config import TrainConfig, parse_options, read_config
 from flows.workspace import Workspace
@@ -101,7 +102,7 @@ def _run(settings: TrainConfig | None, resume: str | None) -> dict[str, Any]:
     with orchestrator(workspace.prefect_home) as server:
         state = _flow_state(settings, run_id)
         folder = RunFolder(workspace.runs / run_id)
-        result = folder.read_json("result.json") if (folder.path / "result.json").exists() else {}
+        result = folder.read_json("result.json") if is_file(folder.path / "result.json") else {}
         if result.get("flow_run_id") != str(state.state_details.flow_run_id):
             raise _why(state, run_id)
         counts = server.drain(result["flow_run_id"], result["task_runs"])
@@ -128,7 +129,7 @@ def _preflight(settings: TrainConfig) -> None:
     dataset = open_dataset(workspace.datasets, settings.dataset, target=settings.target, target_scaling=settings.target_scaling)
     left = (workspace.runs, workspace.prefect_home, workspace.mlflow_store, workspace.mlflow_artifacts)
     devices = (dataset.path / f"device={device_id}" for device_id in dataset.device_ids)
-    _writable(workspace.root, *(place for place in left if place.exists()), *devices)
+    _writable(workspace.root, *left, *devices)
 
     from flows.fleet import Fleet
     from tasks.device import device_check
@@ -141,10 +142,11 @@ def _preflight(settings: TrainConfig) -> None:
             raise Misuse(str(refusal)) from None
 
 
-def _writable(*places: Path) -> None:
-    for place in places:
-        if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
-            raise Misuse(f"{place} cannot be written: give it write permission, or name another project folder in FEDLIN_HOME")
+def _writable(*places: Place) -> None:
+    # An object store says so when it is written to.
+    for each in (each for each in places if isinstance(each, Path) and each.exists()):
+        if not os.access(each, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+            raise Misuse(f"{each} cannot be written: give it write permission, or name another project folder in FEDLIN_HOME")
 
 
 def _ended(run_id: str) -> dict[str, Any] | None:
@@ -152,7 +154,7 @@ def _ended(run_id: str) -> dict[str, Any] | None:
     from tasks.checkpoint import RunFolder
 
     folder = RunFolder(Workspace.find().runs / run_id)
-    if not (folder.path / "result.json").exists():
+    if not is_file(folder.path / "result.json"):
         return None
     result = folder.read_json("result.json")
     return result if result["outcome"] != "quorum_lost" and result["tracked"] and "task_runs_recorded" in result else None
@@ -198,12 +200,12 @@ def _show(result: dict[str, Any]) -> None:
     console.print(f"{result['outcome']} after {result['rounds']} rounds: {result['message']}")
     console.print(f"run {result['run_id']}, {result['wall_s']:.1f} s, {decimal(result['uplink_bytes'])} sent by the devices")
     console.print(f"Prefect recorded {result['task_runs_recorded']} of {result['task_runs']} task runs")
-    console.print(f"results in {_near(Path(result['artifacts']))}")
+    console.print(f"results in {_near(place(result['artifacts']))}")
 
 
 def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _near(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+def _near(path: Place) -> Place:
+    return path.relative_to(Path.cwd()) if isinstance(path, Path) and path.is_relative_to(Path.cwd()) else path

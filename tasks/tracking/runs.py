@@ -23,6 +23,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 from sqlalchemy import URL, make_url
 
+from fedcore.data.places import Place, local_copy
 from fedcore.errors import Misuse
 from tasks.lock import alone
 
@@ -143,7 +144,7 @@ class Tracker:
         status: Literal["FINISHED", "FAILED"],
         *,
         metrics: Mapping[str, float],
-        artifacts: Path | None,
+        artifacts: Place | None,
         params: Mapping[str, str] | None = None,
     ) -> bool:
         """Send what is left and end the run; never raises.
@@ -168,7 +169,7 @@ class Tracker:
         arrived = self._attempt(self._send_rounds) and self._attempt(
             lambda: client.log_batch(run, metrics=_metrics(metrics, self._sent), params=_params(params or {}))
         )
-        uploaded = artifacts is None or self._attempt(lambda: client.log_artifacts(run, str(artifacts)))
+        uploaded = artifacts is None or self._attempt(lambda: _upload(client, run, artifacts))
         ended = self._attempt(lambda: client.set_terminated(run, status))
         return arrived and uploaded and ended
 
@@ -227,6 +228,11 @@ def _creation(uri: str) -> contextlib.AbstractContextManager[None]:
 
 def _sqlite(store: Path) -> str:
     return URL.create("sqlite", database=str(store.resolve())).render_as_string()
+
+
+def _upload(client: MlflowClient, run: str, artifacts: Place) -> None:
+    with local_copy(artifacts) as folder:
+        client.log_artifacts(run, str(folder))
 
 
 def _public(uri: str) -> str:
