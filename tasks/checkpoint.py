@@ -196,7 +196,7 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (Misuse, OSError, KeyError, TypeError, ValueError):
-            raise Misuse(f"run {self.run_id}: checkpoint.npz cannot be read, or is damaged: restore it, or start a new run") from None
+            raise Misuse(f"run {self.run_id}: checkpoint.npz is damaged or unreadable: restore it, or start a new run") from None
         if config != self._config_digest():
             raise Misuse(f"run {self.run_id}: config.json is not the one that the run began with: restore it, or start a new run")
         return Checkpoint(state, history, outcome)

@@ -1,3 +1,46 @@
-"""Settles the environment as an installed fedlin does, before anything imports numpy, prefect or mlflow."""
+"""Settles the environment as an installed fedlin does, before anything imports numpy, prefect or mlflow; and an object store."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterator
+
+import pytest
+from upath import UPath
 
 import tasks as tasks
+from fedcore.data.places import place
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Callable[[], UPath]]:
+    """Makes empty buckets in an S3-compatible server on the loopback, which this process and its children find in the environment."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line a request
+    server.start()
+    _, port = server.get_host_and_port()
+    settings = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "tests",
+        "AWS_SECRET_ACCESS_KEY": "tests",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        for name, value in settings.items():
+            patch.setenv(name, value)
+
+        def bucket() -> UPath:
+            name = f"fedlin-{secrets.token_hex(4)}"
+            found = place(f"s3://{name}/somewhere")
+            assert isinstance(found, UPath)
+            found.fs.mkdir(name)
+            return found
+
+        yield bucket
+    server.stop()

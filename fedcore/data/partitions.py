@@ -15,7 +15,7 @@ from fedcore.data.design import prepare
 from fedcore.data.names import checked_device_id, checked_distinct
 from fedcore.data.parquet import encode
 from fedcore.data.places import Place, discard, is_file, publish, stored, sync_folder, write_durably
-from fedcore.data.sources import open_source
+from fedcore.data.sources import open_device
 from fedcore.data.staging import staging_folder
 from fedcore.data.store import IMPORTING, PREFIX, REMOVED, Dataset, open_for_change
 from fedcore.errors import DataError, Misuse
@@ -54,8 +54,8 @@ def add_partition(root: Place, file: Place, name: str, device_id: str, *, append
     root
         The datasets folder.
     file
-        `.csv`, `.txt` or `.parquet`, read as the contract's [file] says. It needs no device column; one that is there has to say
-        `device_id` in every row.
+        `.csv`, `.txt` or `.parquet`, read as the contract's [file] says; or a folder of such files, whose rows follow each other in the
+        order of the names. It needs no device column; one that is there has to say `device_id` in every row.
     name
         The data set. It needs a contract, and may have no device yet.
     device_id
@@ -109,8 +109,8 @@ def remove_device(root: Place, name: str, device_id: str) -> None:
 
 
 def _rows(file: Place, contract: Contract, device_id: str) -> pl.DataFrame:
-    source = open_source(file, contract.file, contract.device, device_id)
-    found = [rows for _, rows in pieces(source, contract)]
+    sources = open_device(file, contract.file, contract.device, device_id)
+    found = [rows for source in sources for _, rows in pieces(source, contract)]
     if not found:
         raise DataError(f"{file.name}: no rows: nothing to add")
     return checked_frame(pl.concat(found), contract, f"{file.name}: {PREFIX}{device_id}")

@@ -67,7 +67,7 @@ def open_sources(path: Place, form: SourceFile | None, device_column: str | None
     """
     if not is_folder(path):
         return (open_source(path, form, device_column),)
-    files = [path / name for name in sorted(_listed(path)) if not name.startswith(".")]
+    files = _files(path)
     if not files:
         raise DataError(f"{path.name}: no files: expected one .csv, .txt or .parquet file a device")
     checked_distinct(file.stem for file in files)
@@ -75,6 +75,15 @@ def open_sources(path: Place, form: SourceFile | None, device_column: str | None
     for file in files:
         sources.append(open_source(file, form or (sources[0].form if sources else None), device_column, file.stem))
     return tuple(sources)
+
+
+def open_device(path: Place, form: SourceFile, device_column: str, device: str) -> tuple[Source, ...]:
+    """The rows of one device: a source file, or all source files of a folder in the order of their names.
+
+    Parameters and errors as for `open_source`.
+    """
+    files = _files(path) if is_folder(path) else [path]
+    return tuple(open_source(file, form, device_column, device) for file in files)
 
 
 def open_source(file: Place, form: SourceFile | None, device_column: str | None, device: str | None = None) -> Source:
@@ -136,11 +145,14 @@ def open_table(table: object, where: str, form: SourceFile) -> Source:
     return Source(where, tuple(frame.columns), form, lambda: frame.iter_slices(_BATCH))
 
 
-def _listed(folder: Place) -> list[str]:
+def _files(folder: Place) -> list[Place]:
+    """What is in a folder, sorted by name; hidden files are left aside."""
     try:
-        return [entry.name for entry in entries(folder)]
+        names = sorted(entry.name for entry in entries(folder) if not entry.name.startswith("."))
     except OSError as error:
         reason = error.strerror
+    else:
+        return [folder / name for name in names]
     raise Misuse(f"{folder.name}: cannot be read: {reason}")
 
 

@@ -42,10 +42,9 @@ def staging_folder(root: Place) -> Generator[Path]:
 
 
 def _clear(base: Path) -> None:
-    for folder in base.glob(".fedlin-*.tmp"):
-        lock = folder.with_suffix(".lock")
-        with suppress(Timeout, OSError), FileLock(lock, timeout=0):
-            shutil.rmtree(folder, ignore_errors=True)
+    for lock in base.glob(".fedlin-*.lock"):
+        with suppress(OSError), FileLock(lock, timeout=0):
+            shutil.rmtree(lock.with_suffix(".tmp"), ignore_errors=True)
             lock.unlink(missing_ok=True)
 
 

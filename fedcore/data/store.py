@@ -154,10 +154,16 @@ class Dataset:
 
 
 def list_datasets(root: Place) -> tuple[str, ...]:
-    """Names of the folders below `root` that hold a contract, sorted, whether their partitions have arrived or not."""
-    if not is_folder(root):
+    """Names of the folders below `root` that hold a contract, sorted, whether their partitions have arrived or not.
+
+    Raises
+    ------
+    DataError
+        Where `root` cannot be listed.
+    """
+    if isinstance(root, Path) and not is_folder(root):
         return ()
-    names = [entry.name for entry in _entries(root, root.name) if not entry.name.startswith(".")]
+    names = [entry.name for entry in _entries(root, str(root.name if isinstance(root, Path) else root)) if not entry.name.startswith(".")]
     return tuple(sorted(name for name in names if is_file(root / name / CONTRACT_FILE)))
 
 

@@ -69,7 +69,7 @@ def import_(
 
 @app.command()
 def add(
-    file: Annotated[str, typer.Argument(help="The device's rows: .csv, .txt or .parquet.", show_default=False)],
+    file: Annotated[str, typer.Argument(help="The device's rows: a .csv, .txt or .parquet file, or a folder of them.", show_default=False)],
     dataset: Annotated[str, typer.Option(help="Name of the data set.", show_default=False)],
     device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
     append: Annotated[bool, typer.Option("--append", help="The device is there already: these are further rows.")] = False,
