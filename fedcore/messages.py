@@ -7,7 +7,7 @@ and which still reads as a sequence of single messages, which is what a fan-out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import numpy as np
@@ -43,9 +43,22 @@ class DeviceInfo(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """All that one device is told in one round; its first round comes without a receipt."""
+    """All that one device is told in one round.
+
+    Attributes
+    ----------
+    round_num
+        The round.
+    devices
+        How many devices it was drawn with, this one among them.
+    receipt
+        None before anything was taken of the device.
+    down
+        The algorithm's own message.
+    """
 
     round_num: int
+    devices: int
     receipt: Receipt | None
     down: Any
 
@@ -58,13 +71,17 @@ class Reply(NamedTuple):
 
 
 def nbytes(message: object) -> int:
-    """Size of a message in bytes: its arrays' own, and 8 for every scalar."""
+    """Size of a message in bytes: its arrays' own, UTF-8 for text, and 8 for every other scalar; names of a mapping count too."""
     if isinstance(message, np.ndarray):
         return message.nbytes
     if isinstance(message, Stacked):
         return nbytes(cast("Stacked[Any]", message).fields)
     if isinstance(message, tuple | list):
         return sum(map(nbytes, cast("Sequence[object]", message)))
+    if isinstance(message, Mapping):
+        return sum(map(nbytes, cast("Mapping[object, object]", message).items()))
+    if isinstance(message, str):
+        return len(message.encode())
     return 0 if message is None else SCALAR_BYTES
 
 

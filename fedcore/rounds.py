@@ -19,6 +19,7 @@ from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec, Outcome
 from fedcore.messages import Broadcast, DeviceInfo, Receipt, nbytes, stacked
 from fedcore.options import number, whole
 
+HEADER_BYTES = nbytes(Broadcast(0, 0, None, None))
 RECEIPT_BYTES = nbytes(Receipt(0, 0.0))
 
 
@@ -36,12 +37,15 @@ class Schedule:
         Share in (0, 1] of the fleet that is drawn each round, at least one device.
     quorum
         Share in (0, 1] of the drawn devices that must answer for the round to count.
+    fewest
+        The fewest devices that must answer for it; the disclosure rule of a contract, where there is one.
     """
 
     rounds: int = 30
     seed: int = 0
     participation: float = 1.0
     quorum: float = 0.5
+    fewest: int = 1
 
     def __post_init__(self) -> None:
         """Raises Misuse on a value out of bounds."""
@@ -49,6 +53,19 @@ class Schedule:
         whole("seed", self.seed, 0, 2**63 - 1)
         number("participation", self.participation, 0, 1, above=True)
         number("quorum", self.quorum, 0, 1, above=True)
+        whole("fewest", self.fewest, 1, 1_000_000_000)
+
+    def drawn(self, K: int) -> int:
+        """How many devices of a fleet of K are drawn each round."""
+        return max(1, round(self.participation * K))
+
+    def lost(self, answered: int, drawn: int) -> str:
+        """Why so many answers of so many devices are not enough; empty where they are."""
+        if answered < self.quorum * drawn:
+            return f"the quorum is {self.quorum:g}"
+        if answered < self.fewest:
+            return f"fewer than [disclosure] devices = {self.fewest}"
+        return ""
 
 
 class RunState(NamedTuple):
@@ -95,7 +112,13 @@ class Call(NamedTuple):
 
     def broadcast(self, i: int) -> Broadcast:
         """All that the i-th device of the cohort is told."""
-        return Broadcast(self.round_num, self.state.receipt(self.cohort[i]), self.downs[i])
+        return Broadcast(self.round_num, len(self.cohort), self.state.receipt(self.cohort[i]), self.downs[i])
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all its broadcasts in bytes."""
+        receipts = int(np.count_nonzero(self.state.taken_round[np.asarray(self.cohort)]))
+        return nbytes(self.downs) + len(self.cohort) * HEADER_BYTES + receipts * RECEIPT_BYTES
 
 
 class Answers(NamedTuple):
@@ -194,11 +217,11 @@ def rounds(algorithm: AnyAlgorithm, spec: FleetSpec, backend: Backend, schedule:
     while not isinstance(status, Outcome) and state.main_rounds < schedule.rounds:
         round_num = state.round_num + 1
         cohort = draw_cohort(spec.device_ids, schedule, round_num)
-        downs = algorithm.broadcasts(state.server, cohort)
-        answers = backend.local_steps(Call(round_num, cohort, downs, state))
+        call = Call(round_num, cohort, algorithm.broadcasts(state.server, cohort), state)
+        answers = backend.local_steps(call)
         phase, loss, info, outcome = status.phase, np.nan, (), None
-        if len(answers.answered) < schedule.quorum * len(cohort):
-            outcome = _quorum_lost(round_num, len(answers.answered), len(cohort), schedule.quorum)
+        if why := schedule.lost(len(answers.answered), len(cohort)):
+            outcome = _quorum_lost(round_num, len(answers.answered), len(cohort), why)
         else:
             server, fraction, info = backend.aggregate(state.server, answers)
             state = _advanced(state, server, answers.answered, fraction, main=phase == "main")
@@ -210,8 +233,8 @@ def rounds(algorithm: AnyAlgorithm, spec: FleetSpec, backend: Backend, schedule:
                 outcome = _overflowed(round_num)
             elif state.main_rounds == schedule.rounds:
                 outcome = Outcome("completed", f"all {schedule.rounds} rounds were run", ok=True)
-        uplink, downlink = nbytes(answers.ups) + nbytes(answers.infos), nbytes(downs) + len(cohort) * RECEIPT_BYTES
-        yield RoundReport(round_num, phase, cohort, answers.answered, state, loss, info, uplink, downlink, outcome)
+        uplink = nbytes(answers.ups) + nbytes(answers.infos)
+        yield RoundReport(round_num, phase, cohort, answers.answered, state, loss, info, uplink, call.nbytes, outcome)
         if outcome:
             return
 
@@ -228,10 +251,10 @@ def _overflowed(round_num: int) -> Outcome:
     return Outcome("diverged", f"the devices' training error is no longer finite in round {round_num}: {advice}", ok=False)
 
 
-def _quorum_lost(round_num: int, answered: int, drawn: int, quorum: float) -> Outcome:
+def _quorum_lost(round_num: int, answered: int, drawn: int, why: str) -> Outcome:
     return Outcome(
         "quorum_lost",
-        f"round {round_num} got {answered} answers of {drawn} devices, the quorum is {quorum:g}: see why devices fail, then resume the run",
+        f"round {round_num} got {answered} answers of {drawn} devices, {why}: see why devices fail, then resume the run",
         ok=False,
     )
 
@@ -246,7 +269,7 @@ def draw_cohort(device_ids: Sequence[str], schedule: Schedule, round_num: int) -
     if schedule.participation == 1:
         return range(K)
     draws = [_digest(f"{schedule.seed}/{round_num}/{device_id}") for device_id in device_ids]
-    return sorted(sorted(range(K), key=draws.__getitem__)[: max(1, round(schedule.participation * K))])
+    return sorted(sorted(range(K), key=draws.__getitem__)[: schedule.drawn(K)])
 
 
 def device_rng(seed: int, round_num: int, device_id: str) -> Generator:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from prefect import unmapped
 from prefect.futures import PrefectFuture
 
 from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec
-from fedcore.data import Dataset, DeviceCard, Fitted, open_dataset
+from fedcore.data import Contract, Dataset, DeviceCard, Fitted, open_dataset
 from fedcore.errors import DeviceFailure, Misuse
+from fedcore.messages import nbytes
 from fedcore.rounds import Answers, Call, RunState, Schedule, draw_cohort
 from flows.config import TrainConfig
 from flows.workspace import Workspace
 from tasks.device import DeviceReport, Ground, Station, device_enrol, device_finalize, device_summarise, device_update
 from tasks.server import aggregate, fit_preprocessing
+
+
+class Exchanged(NamedTuple):
+    """Sizes in bytes of what all devices sent before the first round, and of what they were sent."""
+
+    uplink: int
+    downlink: int
 
 
 class Fleet:
@@ -25,6 +34,10 @@ class Fleet:
     ----------
     dataset, algorithm, device_ids
         What is trained, on which devices.
+    schedule
+        How long the run is and who takes part.
+    exchanged
+        The size of what `preprocess` sent.
     silent
         Of the last tasks: why devices that did not answer did not, by id.
     task_runs
@@ -45,7 +58,8 @@ class Fleet:
         Raises
         ------
         Misuse
-            Where the data set, its target or the algorithm is not as the configuration says.
+            Where the data set, its target or the algorithm is not as the configuration says, or rounds would be drawn with fewer
+            devices than the contract allows.
         """
         opened = open_dataset(workspace.datasets, config.dataset, target=config.target, target_scaling=config.target_scaling)
         self.dataset: Dataset = opened.with_fitted(fitted)
@@ -53,6 +67,8 @@ class Fleet:
         self.device_ids = tuple(device_ids or self.dataset.device_ids)
         self.silent: dict[str, str] = {}
         self.task_runs = 0
+        self.schedule = _schedule(config, len(self.device_ids), self.dataset.contract)
+        self.exchanged = Exchanged(0, 0)
         self._run_id = run_id
         self._seed = config.seed
 
@@ -80,7 +96,9 @@ class Fleet:
         ground = Ground(self._run_id, self.dataset, len(self.device_ids))
         summaries = self._from_all(device_summarise.map(unmapped(ground), list(self.device_ids)))
         self.task_runs += 1
-        self.dataset = self.dataset.with_fitted(fit_preprocessing(contract, summaries))
+        fitted = fit_preprocessing(contract, summaries)
+        self.dataset = self.dataset.with_fitted(fitted)
+        self.exchanged = Exchanged(nbytes(summaries), len(self.device_ids) * nbytes(fitted.model_dump()))
 
     def enrol(self) -> list[DeviceCard]:
         """Every device checks and compresses its rows.
@@ -100,6 +118,7 @@ class Fleet:
             "design": list(self.dataset.design_names),
             "contract": self.dataset.contract.model_dump(mode="json"),
             "preprocessing": self.dataset.fitted.model_dump(mode="json") if self.dataset.fitted else None,
+            "preprocessing_bytes": self.exchanged._asdict(),
             "devices": [{name: value for name, value in card._asdict().items() if name != "gaps"} for card in cards],
             "gaps": {card.device: card.gaps for card in cards if card.gaps},
         }
@@ -117,14 +136,14 @@ class Fleet:
         self.task_runs += 1
         return aggregate(self.algorithm, server, answers)
 
-    def finalize(self, state: RunState, schedule: Schedule) -> list[DeviceReport]:
+    def finalize(self, state: RunState) -> list[DeviceReport]:
         """Every device's result and scores, sorted by id; devices that fail are left out, and `silent` says why."""
         ids = self.device_ids
         everyone = range(len(ids))
         call = Call(state.round_num, everyone, self.algorithm.broadcasts(state.server, everyone), state)
         drawn: list[list[int]] = [[] for _ in ids]
         for round_num in range(1, state.round_num + 1):
-            for k in draw_cohort(ids, schedule, round_num):
+            for k in draw_cohort(ids, self.schedule, round_num):
                 drawn[k].append(round_num)
         broadcasts = [call.broadcast(k) for k in everyone]
         futures = device_finalize.map(unmapped(self.station), list(ids), broadcasts, drawn)
@@ -150,3 +169,14 @@ class Fleet:
                 found = None
             results.append(found)
         return results
+
+
+def _schedule(config: TrainConfig, devices: int, contract: Contract) -> Schedule:
+    """The configuration's schedule under the contract's disclosure rules; a fleet that is too small itself is for its devices to refuse."""
+    fewest = contract.disclosure.devices
+    schedule = replace(config.build_schedule(), fewest=fewest)
+    drawn = schedule.drawn(devices)
+    if drawn < min(fewest, devices):
+        what = f"participation = {schedule.participation:g} draws {drawn} of {devices} devices a round"
+        raise Misuse(f"{what}, fewer than [disclosure] devices = {fewest}: raise it to {fewest / devices:.3g} or more")
+    return schedule

@@ -23,7 +23,7 @@ from fedcore.algorithm import Outcome
 from fedcore.data import Fitted
 from fedcore.data.places import read_file, write_durably
 from fedcore.errors import Misuse
-from fedcore.rounds import RunState, Schedule, rounds
+from fedcore.rounds import RunState, rounds
 from flows.config import TrainConfig
 from flows.fleet import Fleet
 from flows.orchestrator import Orchestrator
@@ -83,8 +83,8 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
         folder.create({"given": config.model_dump(), "resolved": config.resolved()}, manifest)
     with folder.held():
         tracker.start(run_id, params=_flat(config.resolved()), tags=_tags(folder))
-        checkpoint = _run_rounds(fleet, folder, tracker, config.build_schedule())
-        checkpoint, reports = _finish_devices(fleet, checkpoint, config.build_schedule())
+        checkpoint = _run_rounds(fleet, folder, tracker)
+        checkpoint, reports = _finish_devices(fleet, checkpoint)
         outcome = checkpoint.outcome
         assert outcome is not None
         if reports:
@@ -95,6 +95,7 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
                 checkpoint.state.server,
                 device_ids=fleet.spec.device_ids,
                 fitted=fleet.dataset.fitted,
+                gaps=folder.manifest()["gaps"],
             )
             for name in ("config.json", "manifest.json"):
                 write_durably(folder.results / name, read_file(folder.path / name))
@@ -115,18 +116,19 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
     return Completed(message=outcome.message) if outcome.ok else Failed(message=f"{outcome.name}: {outcome.message}")
 
 
-def _finish_devices(fleet: Fleet, checkpoint: Checkpoint, schedule: Schedule) -> tuple[Checkpoint, list[DeviceReport]]:
+def _finish_devices(fleet: Fleet, checkpoint: Checkpoint) -> tuple[Checkpoint, list[DeviceReport]]:
     """Results of all devices; a quorum of them has to answer, as in a round, and those that do not are named."""
     outcome = checkpoint.outcome
     if outcome is None or outcome.name == "quorum_lost":
         return checkpoint, []
-    reports = fleet.finalize(checkpoint.state, schedule)
+    reports = fleet.finalize(checkpoint.state)
     for reason in list(fleet.silent.values())[:SHOWN]:
         say(f"no result, {reason}")
     K = len(fleet.spec.device_ids)
-    if len(reports) >= schedule.quorum * K:
+    why = fleet.schedule.lost(len(reports), K)
+    if not why:
         return checkpoint, reports
-    message = f"only {len(reports)} of {K} devices could give their result, the quorum is {schedule.quorum:g}"
+    message = f"only {len(reports)} of {K} devices could give their result, {why}"
     lost = Outcome("quorum_lost", f"{message}: see why devices fail, then resume the run", ok=False)
     return checkpoint._replace(outcome=lost), []
 
@@ -144,11 +146,12 @@ def _reopened(folder: RunFolder, workspace: Workspace) -> tuple[TrainConfig, Fle
     return config, fleet
 
 
-def _run_rounds(fleet: Fleet, folder: RunFolder, tracker: Tracker, schedule: Schedule) -> Checkpoint:
+def _run_rounds(fleet: Fleet, folder: RunFolder, tracker: Tracker) -> Checkpoint:
     """The loop: after every round, checkpoint, then track, then show."""
     checkpoint = folder.load() or Checkpoint(RunState.initial(fleet.algorithm, fleet.spec), (), None)
     if checkpoint.outcome:
         return checkpoint
+    schedule = fleet.schedule
     with run_progress(folder.run_id, schedule.rounds, checkpoint.state.main_rounds) as progress:
         started = time.perf_counter()
         for report in rounds(fleet.algorithm, fleet.spec, fleet, schedule, checkpoint.state):
@@ -175,6 +178,7 @@ def _result(config: TrainConfig, folder: RunFolder, checkpoint: Checkpoint) -> d
     """What the rounds came to, for `result.json`."""
     outcome, history = checkpoint.outcome, checkpoint.history
     assert outcome is not None
+    before = folder.manifest()["preprocessing_bytes"]
     return {
         "run_id": folder.run_id,
         "dataset": config.dataset,
@@ -184,8 +188,10 @@ def _result(config: TrainConfig, folder: RunFolder, checkpoint: Checkpoint) -> d
         "ok": outcome.ok,
         "message": outcome.message,
         "round_s": median(each["seconds"] for each in history) if history else None,
-        "uplink_bytes": sum(each["uplink_bytes"] for each in history),
-        "downlink_bytes": sum(each["downlink_bytes"] for each in history),
+        "uplink_bytes": before["uplink"] + sum(each["uplink_bytes"] for each in history),
+        "downlink_bytes": before["downlink"] + sum(each["downlink_bytes"] for each in history),
+        "preprocessing_uplink_bytes": before["uplink"],
+        "preprocessing_downlink_bytes": before["downlink"],
         "artifacts": str(folder.results),
     }
 

@@ -18,10 +18,10 @@ from prefect.tasks import exponential_backoff
 
 from fedcore.algorithm import AnyAlgorithm, FleetSpec
 from fedcore.data import Dataset, DeviceCard, DeviceSummary
-from fedcore.data.disclosure import check_fleet, check_rows
+from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows
 from fedcore.data.places import Place, make_folder, read_file, write_durably
 from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, Misuse
-from fedcore.messages import Broadcast, Receipt, Reply
+from fedcore.messages import Broadcast, Reply
 from fedcore.metrics import Score, score
 from fedcore.receipts import Memory, settle
 from fedcore.rounds import device_rng
@@ -154,6 +154,7 @@ def _examined(station: Station, device_id: str) -> tuple[DeviceCard, Any]:
     check_fleet(station.devices, contract, where)
     data, card = station.dataset.loaded(device_id)
     check_rows(card.n_train + card.n_validation, contract, where)
+    check_parameters(data.train.d, data.train.n, contract, where)
     return card, station.algorithm.init_device(station.spec, data)
 
 
@@ -204,7 +205,7 @@ def device_enrol(station: Station, device_id: str) -> DeviceCard:
 @_sealed("local step")
 def device_update(station: Station, device_id: str, broadcast: Broadcast) -> Reply:
     """One round on one device: settle the receipt, take the local step, keep the result as pending, and answer."""
-    data, kept, memory = _settled(station, device_id, broadcast.receipt)
+    data, kept, memory = _settled(station, device_id, broadcast)
     rng = device_rng(station.seed, broadcast.round_num, device_id)
     state, up, info = station.algorithm.local_step(broadcast.down, memory.accepted, data, rng)
     _keep(station, device_id, kept._replace(memory=memory.awaiting(state, broadcast.round_num)))
@@ -215,7 +216,7 @@ def device_update(station: Station, device_id: str, broadcast: Broadcast) -> Rep
 @_sealed("final step")
 def device_finalize(station: Station, device_id: str, broadcast: Broadcast, drawn: Sequence[int]) -> DeviceReport:
     """A device's result and its scores; `drawn` are the rounds that it was drawn in, for the rival that works alone."""
-    data, kept, memory = _settled(station, device_id, broadcast.receipt)
+    data, kept, memory = _settled(station, device_id, broadcast)
     _keep(station, device_id, kept._replace(memory=memory))
     result = station.algorithm.finalize(broadcast.down, memory.accepted, data)
     alone = _alone(station, device_id, data, drawn)
@@ -230,14 +231,15 @@ def _alone(station: Station, device_id: str, data: DeviceData, drawn: Sequence[i
     return score(rival.finalize(down, device, data), data.test)
 
 
-def _settled(station: Station, device_id: str, receipt: Receipt | None) -> tuple[DeviceData, Kept, Memory]:
+def _settled(station: Station, device_id: str, broadcast: Broadcast) -> tuple[DeviceData, Kept, Memory]:
+    check_cohort(broadcast.devices, station.dataset.contract, f"device={device_id}")
     data, card = station.dataset.loaded(device_id)
     kept = _recall(station, device_id)
     if kept.device != device_id:
         raise DeviceRefusal(f"its folder holds the state of device {kept.device}: give the folders their names back")
     if kept.fingerprint != card.sha256:
         raise DeviceRefusal("its partition has changed since the run began: start a new run")
-    return data, kept, settle(station.algorithm, kept.memory, receipt)
+    return data, kept, settle(station.algorithm, kept.memory, broadcast.receipt)
 
 
 def _keep(station: Station, device_id: str, kept: Kept) -> None:

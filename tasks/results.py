@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ def write_results(
     *,
     device_ids: Sequence[str],
     fitted: Fitted | None = None,
+    gaps: Mapping[str, Mapping[str, int | None]],
 ) -> None:
     """Write `theta.npz`, `server.npz`, `devices.parquet` and, where the data were prepared by it, `preprocessing.json`.
 
@@ -45,6 +46,9 @@ def write_results(
     fitted
         The fleet's preprocessing. Where it scales features, `theta.npz` also holds `Theta_original` and
         `coefficients_original`, per unit of each feature.
+    gaps
+        By device and column, the number of missing values, None where it may not be told; devices and columns without are left out.
+        Each column that comes up is one of the table of devices, `missing.<column>`.
     """
     make_folder(folder)
     Theta = np.array([report.theta for report in reports]).T
@@ -63,11 +67,16 @@ def write_results(
             "rmse_test": [finite(report.test.rmse) for report in reports],
             "rmse_separate": [finite(report.test_separate.rmse) for report in reports],
             "theta": [report.theta.tolist() for report in reports],
+            **{f"missing.{name}": _missing(reports, gaps, name) for name in sorted({name for told in gaps.values() for name in told})},
         }
     )
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
     write_durably(folder / "devices.parquet", buffer.getvalue())
+
+
+def _missing(reports: Sequence[DeviceReport], gaps: Mapping[str, Mapping[str, int | None]], column: str) -> pa.Array:
+    return pa.array([gaps.get(report.device, {}).get(column, 0) for report in reports], pa.int64())
 
 
 def figures(reports: Sequence[DeviceReport]) -> dict[str, float | int | None]:

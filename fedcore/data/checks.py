@@ -41,6 +41,21 @@ def checked_frame(frame: pl.DataFrame, contract: Contract, where: str) -> pl.Dat
     return pl.DataFrame([_checked(columns[name], kind.type, name in gaps_in, where) for name, kind in contract.columns.items()])
 
 
+def checked_features(frame: pl.DataFrame, contract: Contract, where: str) -> pl.DataFrame:
+    """The features of rows to predict for, in the contract's order and types, checked as `checked_frame` checks them; other columns go.
+
+    Raises
+    ------
+    DataError
+        On a missing feature, a wrong type, or null or non-finite values that the contract does not allow.
+    """
+    columns = {column.name: column for column in frame.iter_columns()}
+    if missing := [name for name in contract.features if name not in columns]:
+        raise DataError(f"{where}: {listed(missing)} missing: give every feature of the contract")
+    gaps_in = contract.gaps_in
+    return pl.DataFrame([_checked(columns[name], contract.columns[name].type, name in gaps_in, where) for name in contract.features])
+
+
 def listed(names: Sequence[str]) -> str:
     """Column names for a message: how many, and the first five."""
     shown = ", ".join(repr(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")

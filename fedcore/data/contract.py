@@ -148,17 +148,21 @@ class Disclosure(_Part):
     Attributes
     ----------
     rows
-        The fewest rows in a device's training segment.
+        The fewest rows in a device's training segment, and the fewest values there of a column whose mean is told.
     level_rows
-        The fewest rows there of each level of a category that the device has.
+        The fewest rows there of each level of a category that the device has; and the smallest count of gaps, or of values beside
+        them, that is told.
+    parameters
+        The most design columns, as a share of the rows that a device trains on. From 1 on what is told of them may give them away.
     devices
-        The fewest devices in the fleet.
+        The fewest devices in the fleet, drawn for a round, and answering in one.
     columns
         The columns that may be summarised or have their gaps counted; by default all.
     """
 
     rows: int = Field(default=3, ge=1)
     level_rows: int = Field(default=3, ge=1)
+    parameters: float = Field(default=0.33, gt=0)
     devices: int = Field(default=2, ge=1)
     columns: tuple[ColumnName, ...] | None = None
 

@@ -1,6 +1,11 @@
-"""From a checked frame to the arrays that algorithms see: gaps, split, feature map, scaling, dummies, interactions."""
+"""From a checked frame to the arrays that algorithms see: gaps, split, feature map, scaling, dummies, interactions.
+
+What a device learns from its own training segment (`Ranges`) is apart from what is done with it, so that new rows become the same design.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -8,9 +13,39 @@ import polars as pl
 from fedcore.data.contract import Contract, PolynomialMap, UnknownLevels
 from fedcore.data.fitted import Category, Fitted
 from fedcore.data.missing import complete_rows
-from fedcore.data.splits import Mask, split_rows
+from fedcore.data.splits import split_rows
 from fedcore.errors import DataError, Misuse
 from fedcore.rows import DeviceData, Floats, Rows
+
+
+class Range(NamedTuple):
+    """The smallest and the largest value of a column on one device: two rows' own values, which stay there."""
+
+    low: float
+    high: float
+
+    def scaled(self, values: Floats) -> Floats:
+        """Values in the column's unit, mapped to [0, 1] where they are in the range."""
+        return (values - self.low) / (self.high - self.low)
+
+    def original(self, scaled: Floats) -> Floats:
+        """Scaled values in the column's unit again."""
+        return self.low + (self.high - self.low) * scaled
+
+
+class Ranges(NamedTuple):
+    """What scaling takes from a device's own training segment.
+
+    Attributes
+    ----------
+    features
+        By feature of "train" scaling.
+    target
+        None where the target is not scaled.
+    """
+
+    features: dict[str, Range]
+    target: Range | None
 
 
 def prepare(frame: pl.DataFrame, contract: Contract, where: str, fitted: Fitted | None = None) -> DeviceData:
@@ -39,21 +74,92 @@ def prepare(frame: pl.DataFrame, contract: Contract, where: str, fitted: Fitted 
     Misuse
         Where `fitted` is missing.
     """
-    if contract.needs_fit and fitted is None:
-        raise Misuse("the design of this data set depends on the whole fleet: fit its preprocessing first, or use load_fleet")
+    _check_fitted(contract, fitted)
     frame = complete_rows(frame, contract, where)
     parts = split_rows(frame, contract.split, where)
-    segment = ~parts.test
     # Overflow is looked for once, in the result.
     with np.errstate(over="ignore", invalid="ignore"):
-        X = _design(frame, contract, segment, where, fitted)
-        y = _target(frame, contract, segment, where)
+        ranges = _ranges(frame.filter(~parts.test), contract, where, fitted)
+        X = _design(frame, contract, ranges, where, fitted)
+        y = frame[contract.target].to_numpy().astype(np.float64)
+        if ranges.target:
+            own = contract.scaling.target == "own" and parts.test.any()
+            test = _range(y[parts.test], contract.target, where) if own else ranges.target
+            y = np.where(parts.test, test.scaled(y), ranges.target.scaled(y))
     if not (np.isfinite(X).all() and np.isfinite(y).all()):
         raise DataError(f"{where}: the design or the target overflows float64: change the units, [feature_map] or [scaling]")
     return DeviceData(*(Rows(X[part], y[part]) for part in parts))
 
 
-def _design(frame: pl.DataFrame, contract: Contract, segment: Mask, where: str, fitted: Fitted | None) -> Floats:
+def device_ranges(frame: pl.DataFrame, contract: Contract, where: str, fitted: Fitted | None = None) -> Ranges:
+    """What `prepare` scales this device's rows by; parameters and errors as there."""
+    _check_fitted(contract, fitted)
+    frame = complete_rows(frame, contract, where)
+    return _ranges(frame.filter(~split_rows(frame, contract.split, where).test), contract, where, fitted)
+
+
+def predict(frame: pl.DataFrame, theta: Floats, contract: Contract, ranges: Ranges, where: str, fitted: Fitted | None = None) -> Floats:
+    """Predictions for new rows of a device, which become a design as its training rows did.
+
+    Parameters
+    ----------
+    frame
+        Features of n rows, as `checked_features` returns them.
+    theta
+        The device's coefficients, shape (d,).
+    ranges
+        The device's own, see `device_ranges`.
+    where, fitted
+        As for `prepare`.
+
+    Returns
+    -------
+    Floats
+        Shape (n,), in the target's unit; NaN for rows with a gap where the contract drops those.
+
+    Raises
+    ------
+    DataError
+        On a value that is no level of the fleet's where the contract refuses those, or a number that overflows.
+    Misuse
+        Where `fitted` is missing, or `theta` has another shape.
+    """
+    _check_fitted(contract, fitted)
+    # Where the contract drops rows, none that has a gap has a prediction; elsewhere the design has no gaps.
+    dropped = frame.select(pl.any_horizontal(pl.all().is_null())).to_series().to_numpy() & (contract.missing.policy == "drop")
+    with np.errstate(over="ignore", invalid="ignore"):
+        X = _design(frame.filter(~dropped), contract, ranges, where, fitted)
+    if not np.isfinite(X).all():
+        raise DataError(f"{where}: the design overflows float64: correct the rows")
+    if theta.shape != X.shape[1:]:
+        raise Misuse(f"expected theta of shape {X.shape[1:]}, one coefficient for each column of the design, got shape {theta.shape}")
+    predicted = np.full(frame.height, np.nan)
+    predicted[~dropped] = X @ theta
+    return ranges.target.original(predicted) if ranges.target else predicted
+
+
+def _check_fitted(contract: Contract, fitted: Fitted | None) -> None:
+    if contract.needs_fit and fitted is None:
+        raise Misuse("the design of this data set depends on the whole fleet: fit its preprocessing first, or use load_fleet")
+
+
+def _ranges(segment: pl.DataFrame, contract: Contract, where: str, fitted: Fitted | None) -> Ranges:
+    scaled = [name for name in contract.numeric if not _power(contract, name)] if contract.scaling.features == "train" else []
+    features = {name: _range(_numbers(segment[name], fitted), name, where) for name in scaled}
+    if contract.scaling.target == "none":
+        return Ranges(features, None)
+    return Ranges(features, _range(segment[contract.target].to_numpy().astype(np.float64), contract.target, where))
+
+
+def _range(values: Floats, name: str, where: str) -> Range:
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        remedy = "turn its scaling off, or leave the device out"
+        raise DataError(f"{where}: column {name!r} is constant over the {len(values)} rows that set its range: {remedy}")
+    return Range(low, high)
+
+
+def _design(frame: pl.DataFrame, contract: Contract, ranges: Ranges, where: str, fitted: Fitted | None) -> Floats:
     columns = [np.ones(frame.height)] if contract.intercept else []
     linear: dict[str, Floats] = {}  # of each numeric feature, the column that its interactions multiply
     for name in contract.features:
@@ -61,11 +167,11 @@ def _design(frame: pl.DataFrame, contract: Contract, segment: Mask, where: str, 
             columns += _dummies(frame[name], fitted.categories[name], contract.category(name).unknown, where)
         else:
             x = _numbers(frame[name], fitted)
-            if isinstance(contract.feature_map, PolynomialMap) and name == contract.feature_map.feature:
-                linear[name] = t = (x - contract.feature_map.origin) / contract.feature_map.scale
-                columns += [t**power for power in range(1, contract.feature_map.degree + 1)]
+            if power := _power(contract, name):
+                linear[name] = t = (x - power.origin) / power.scale
+                columns += [t**exponent for exponent in range(1, power.degree + 1)]
             else:
-                linear[name] = _scaled(x, contract, segment, name, where, fitted)
+                linear[name] = _scaled(x, name, ranges, fitted)
                 columns.append(linear[name])
         if fitted and name in fitted.marked:
             columns.append(frame[name].is_null().to_numpy().astype(np.float64))
@@ -75,6 +181,12 @@ def _design(frame: pl.DataFrame, contract: Contract, segment: Mask, where: str, 
     return np.column_stack(columns)
 
 
+def _power(contract: Contract, name: str) -> PolynomialMap | None:
+    """The polynomial that a feature becomes, if it does."""
+    shape = contract.feature_map
+    return shape if isinstance(shape, PolynomialMap) and name == shape.feature else None
+
+
 def _numbers(column: pl.Series, fitted: Fitted | None) -> Floats:
     if column.null_count():
         assert fitted is not None  # rows with gaps have gone otherwise
@@ -82,15 +194,12 @@ def _numbers(column: pl.Series, fitted: Fitted | None) -> Floats:
     return column.to_numpy().astype(np.float64)
 
 
-def _scaled(x: Floats, contract: Contract, segment: Mask, name: str, where: str, fitted: Fitted | None) -> Floats:
-    match contract.scaling.features:
-        case "none":
-            return x
-        case "train":
-            return _min_max(x, segment, name, where)
-        case "global":
-            assert fitted is not None
-            return (x - fitted.means[name]) / fitted.scales[name]
+def _scaled(x: Floats, name: str, ranges: Ranges, fitted: Fitted | None) -> Floats:
+    if name in ranges.features:
+        return ranges.features[name].scaled(x)
+    if fitted and name in fitted.scales:
+        return (x - fitted.means[name]) / fitted.scales[name]
+    return x
 
 
 def _dummies(column: pl.Series, category: Category, unknown: UnknownLevels, where: str) -> list[Floats]:
@@ -101,26 +210,3 @@ def _dummies(column: pl.Series, category: Category, unknown: UnknownLevels, wher
         raise DataError(f"{where}: column {column.name!r} has {count} values that no device's training rows have: {remedy}")
     levels = [(column == level).fill_null(False).to_numpy() for level in category.levels]
     return [mask.astype(np.float64) for mask in (*levels, *([strange] if unknown == "own" else []))]
-
-
-def _target(frame: pl.DataFrame, contract: Contract, segment: Mask, where: str) -> Floats:
-    y = frame[contract.target].to_numpy().astype(np.float64)
-    match contract.scaling.target:
-        case "none":
-            return y
-        case "train":
-            return _min_max(y, segment, contract.target, where)
-        case "own":
-            scaled = _min_max(y, segment, contract.target, where)
-            if not segment.all():
-                scaled[~segment] = _min_max(y, ~segment, contract.target, where)[~segment]
-            return scaled
-
-
-def _min_max(values: Floats, over: Mask, name: str, where: str) -> Floats:
-    low, high = values[over].min(), values[over].max()
-    if low == high:
-        count = np.count_nonzero(over)
-        remedy = "turn its scaling off, or leave the device out"
-        raise DataError(f"{where}: column {name!r} is constant over the {count} rows that set its range: {remedy}")
-    return (values - low) / (high - low)

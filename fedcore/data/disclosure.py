@@ -18,14 +18,20 @@ def check_summary(segment: pl.DataFrame, contract: Contract, where: str) -> None
     Raises
     ------
     DataError
-        On too few rows, a column that is not allowed, or levels in too few rows.
+        On too few rows, a column that is not allowed or has values in too few rows, or levels in too few rows.
     """
     rules = contract.disclosure
     check_rows(segment.height, contract, where)
     for name in contract.features:
-        if rules.columns is not None and name in (*contract.averaged, *contract.categorical) and name not in rules.columns:
+        if name in (*contract.averaged, *contract.categorical) and not may_tell(name, contract):
             remedy = "add it there, or take it out of the features"
             raise DataError(f"{where}: column {name!r} is not among [disclosure] columns, so nothing is told of it: {remedy}")
+    for name in contract.averaged:
+        # Without any value there is no mean to tell.
+        if 0 < segment[name].count() < rules.rows:
+            limit = f"[disclosure] rows = {rules.rows}"
+            remedy = "fill them, leave the device out, or lower it"
+            raise DataError(f"{where}: column {name!r} has values in some training rows, but in fewer than {limit}: {remedy}")
     for name in contract.categorical:
         counts = segment[name].drop_nulls().value_counts(name="rows")["rows"]
         if rare := int((counts < rules.level_rows).sum()):
@@ -47,6 +53,20 @@ def check_rows(n: int, contract: Contract, where: str) -> None:
         raise DataError(f"{where}: {n} training rows are fewer than {limit}: leave the device out, or lower it")
 
 
+def check_parameters(d: int, n: int, contract: Contract, where: str) -> None:
+    """Whether a device trains on enough rows for the width of the design.
+
+    Raises
+    ------
+    DataError
+        Where d design columns are too large a share of n rows.
+    """
+    share = contract.disclosure.parameters
+    if d > share * n:
+        limit = f"[disclosure] parameters = {share:g} of its {n} rows that train"
+        raise DataError(f"{where}: {d} design columns are more than {limit}: use fewer features, leave the device out, or raise it")
+
+
 def check_fleet(devices: int, contract: Contract, where: str) -> None:
     """Whether the fleet is large enough for a device to take part.
 
@@ -55,6 +75,39 @@ def check_fleet(devices: int, contract: Contract, where: str) -> None:
     DataError
         Where it is not.
     """
+    _check_devices("the fleet's", devices, contract, where, "add devices")
+
+
+def check_cohort(devices: int, contract: Contract, where: str) -> None:
+    """Whether a round was drawn with enough devices for a device to take part in it.
+
+    Raises
+    ------
+    DataError
+        Where it was not.
+    """
+    _check_devices("the round's", devices, contract, where, "raise the participation")
+
+
+def may_tell(column: str, contract: Contract) -> bool:
+    """Whether a column may be summarised at all."""
+    return contract.disclosure.columns is None or column in contract.disclosure.columns
+
+
+def told_gaps(frame: pl.DataFrame, contract: Contract) -> dict[str, int | None]:
+    """The number of gaps by column, for the columns that have any and may be summarised; see `told_count`."""
+    gaps = {name: frame[name].null_count() for name in contract.columns if may_tell(name, contract)}
+    return {name: told_count(count, frame.height, contract) for name, count in gaps.items() if count}
+
+
+def told_count(gaps: int, n: int, contract: Contract) -> int | None:
+    """A number of gaps in n rows, or None where it may not be told: where there are gaps in fewer than `[disclosure] level_rows` rows,
+    or values in fewer."""
+    limit = contract.disclosure.level_rows
+    return None if gaps and (gaps < limit or 0 < n - gaps < limit) else gaps
+
+
+def _check_devices(whose: str, devices: int, contract: Contract, where: str, remedy: str) -> None:
     if devices < contract.disclosure.devices:
         limit = f"[disclosure] devices = {contract.disclosure.devices}"
-        raise DataError(f"{where}: the fleet's {devices} devices are fewer than {limit}: add devices, or lower it")
+        raise DataError(f"{where}: {whose} {devices} devices are fewer than {limit}: {remedy}, or lower it")

@@ -1,4 +1,4 @@
-"""Gaps in rows: how many there are, and rows that go for having one.
+"""Rows that go for having a gap.
 
 In a frame that `checked_frame` has let through, a gap is a null; NaN has become one.
 """
@@ -9,12 +9,6 @@ import polars as pl
 
 from fedcore.data.contract import Contract
 from fedcore.errors import DataError
-
-
-def count_gaps(frame: pl.DataFrame, contract: Contract) -> dict[str, int]:
-    """The number of gaps by column, for the columns that have any and may be summarised."""
-    allowed = contract.columns if contract.disclosure.columns is None else contract.disclosure.columns
-    return {name: count for name in allowed if (count := frame[name].null_count())}
 
 
 def complete_rows(frame: pl.DataFrame, contract: Contract, where: str) -> pl.DataFrame:

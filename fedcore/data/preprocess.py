@@ -24,7 +24,10 @@ from fedcore.data.fitted import Category, Fitted
 from fedcore.data.missing import complete_rows
 from fedcore.data.splits import split_rows
 from fedcore.errors import DataError
-from fedcore.rows import Floats
+from fedcore.rows import Booleans, Floats
+
+LONGEST_LEVEL = 100
+"""Characters in the name of a level; what is longer is free text."""
 
 _EPS = float(np.finfo(np.float64).eps)
 
@@ -40,7 +43,7 @@ class DeviceSummary(NamedTuple):
         Of each feature whose moments are asked for (`Contract.averaged`), shape (p,): values that are there, their mean in the
         feature's unit, and their sum of squared deviations from it.
     missing
-        Gaps in each feature, shape (number of features,).
+        Whether there are gaps in each feature, shape (number of features,).
     levels
         Of each category (`Contract.categorical`), its levels, sorted as text.
     """
@@ -49,7 +52,7 @@ class DeviceSummary(NamedTuple):
     present: Floats
     mean: Floats
     M2: Floats
-    missing: Floats
+    missing: Booleans
     levels: tuple[tuple[str, ...], ...]
 
 
@@ -68,14 +71,16 @@ def summarise(frame: pl.DataFrame, contract: Contract, where: str, *, gated: boo
     Raises
     ------
     DataError
-        Where nothing is left to train, the contract's disclosure rules forbid it, or a sum overflows.
+        Where nothing is left to train, the contract's disclosure rules forbid it, a category holds free text, or a sum overflows.
     """
     frame = complete_rows(frame, contract, where)
     segment = frame.filter(~split_rows(frame, contract.split, where).test)
+    for name in contract.categorical:
+        _check_levels(segment[name], where)
     if gated:
         check_summary(segment, contract, where)
     moments = np.array([_moments(segment[name], where) for name in contract.averaged]).reshape(-1, 3)
-    missing = np.array([float(segment[name].null_count()) for name in contract.features])
+    missing = np.array([segment[name].has_nulls() for name in contract.features])
     levels = tuple(tuple(sorted(segment[name].drop_nulls().unique().to_list())) for name in contract.categorical)
     present, mean, M2 = moments.T.copy()
     return DeviceSummary(segment.height, present, mean, M2, missing, levels)
@@ -100,8 +105,8 @@ def fit_preprocessing(contract: Contract, summaries: Iterable[DeviceSummary]) ->
             scales[name] = _scale(means[name], variance, sum(count for count, _, _ in parts), name)
     unions = zip(contract.categorical, zip(*(each.levels for each in told), strict=True), strict=True)
     categories = {name: _category(contract, name, levels) for name, levels in unions}
-    gaps = np.sum([each.missing for each in told], axis=0)
-    marked = tuple(name for name, count in zip(contract.features, gaps, strict=True) if count)
+    gaps = np.any([each.missing for each in told], axis=0)
+    marked = tuple(name for name, some in zip(contract.features, gaps, strict=True) if some)
     design = contract.named_design({name: category.dummies for name, category in categories.items()}, marked)
     if len(set(design)) < len(design):
         raise DataError("two columns of the design have the same name, one of them made of a category or a gap: rename a column")
@@ -115,6 +120,12 @@ def fit_preprocessing(contract: Contract, summaries: Iterable[DeviceSummary]) ->
         intercept=contract.intercept,
         interactions={"*".join(pair): (contract.first_power(pair[0]), contract.first_power(pair[1])) for pair in contract.interactions},
     )
+
+
+def _check_levels(column: pl.Series, where: str) -> None:
+    if long := column.filter(column.str.len_chars() > LONGEST_LEVEL).n_unique():
+        found = f"{long} levels of more than {LONGEST_LEVEL} characters, which are free text"
+        raise DataError(f"{where}: column {column.name!r} has {found}: shorten them, or take it out of the features")
 
 
 def _moments(column: pl.Series, where: str) -> tuple[float, float, float]:

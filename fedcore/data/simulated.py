@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from fedcore.data.contract import Column, ColumnSplit, Contract
+from fedcore.data.contract import Column, ColumnSplit, Contract, Disclosure
 from fedcore.data.creation import create_dataset
 from fedcore.data.places import Place
 from fedcore.data.store import Dataset
@@ -15,7 +15,8 @@ from fedcore.simulate import Fleet
 
 
 def create_simulated(root: Place, name: str, fleet: Fleet, description: str) -> Dataset:
-    """Store a simulated fleet: features x1 to xd, target y, and a column `part` that says which rows train and which test.
+    """Store a simulated fleet: features x1 to xd, target y, and a column `part` that says which rows train and which test. Its contract
+    keeps nothing back.
 
     Raises
     ------
@@ -25,12 +26,15 @@ def create_simulated(root: Place, name: str, fleet: Fleet, description: str) -> 
     d = len(fleet.Theta)
     features = tuple(f"x{i + 1}" for i in range(d))
     columns = {column: Column(type="float64") for column in (*features, "y")} | {"part": Column(type="string")}
+    # Invented rows are nobody's: no rule is to keep a device of a simulated fleet from taking part.
+    open_to_all = Disclosure(rows=1, level_rows=1, parameters=d, devices=1)
     contract = Contract(
         description=description,
         device="device",
         target="y",
         features=features,
         columns=columns,
+        disclosure=open_to_all,
         split=ColumnSplit(kind="column", column="part"),
     )
     return create_dataset(root, name, contract, _frames(fleet, features))

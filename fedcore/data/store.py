@@ -15,17 +15,17 @@ from typing import NamedTuple, get_args
 
 import polars as pl
 
-from fedcore.data.checks import checked_frame
+from fedcore.data.checks import checked_features, checked_frame
 from fedcore.data.contract import CONTRACT_FILE, Contract, TargetScaling, read_contract
-from fedcore.data.design import prepare
+from fedcore.data.design import device_ranges, predict, prepare
+from fedcore.data.disclosure import told_gaps
 from fedcore.data.fitted import Fitted
-from fedcore.data.missing import count_gaps
 from fedcore.data.names import checked_dataset_name, checked_device_id, checked_distinct
 from fedcore.data.parquet import decode
 from fedcore.data.places import Entry, Place, entries, is_file, is_folder, read_file
 from fedcore.data.preprocess import DeviceSummary, summarise
 from fedcore.errors import DataError, Misuse
-from fedcore.rows import DeviceData
+from fedcore.rows import DeviceData, Floats
 
 PREFIX = "device="
 
@@ -48,7 +48,8 @@ class DeviceCard(NamedTuple):
     sha256
         Hex digest of the partition files' bytes, one after the other by name (`cat part-*.parquet | sha256sum`).
     gaps
-        Missing values by column, over all rows, for the columns that have any and may be summarised.
+        Missing values by column, over all rows, for the columns that have any and may be summarised; None for a count that may not be
+        told.
     """
 
     device: str
@@ -56,7 +57,7 @@ class DeviceCard(NamedTuple):
     n_validation: int
     n_test: int
     sha256: str
-    gaps: Mapping[str, int] = MappingProxyType({})
+    gaps: Mapping[str, int | None] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -130,11 +131,41 @@ class Dataset:
         """
         frame, sha256 = self._read(device_id)
         data = prepare(frame, self.contract, f"{PREFIX}{device_id}", self.fitted)
-        return data, DeviceCard(device_id, data.train.n, data.validation.n, data.test.n, sha256, count_gaps(frame, self.contract))
+        return data, DeviceCard(device_id, data.train.n, data.validation.n, data.test.n, sha256, told_gaps(frame, self.contract))
 
     def summary(self, device_id: str, *, gated: bool = True) -> DeviceSummary:
         """What one device tells for the fleet's preprocessing, from its own folder alone; see `summarise`. It raises what `loaded` does."""
         return summarise(self._read(device_id)[0], self.contract, f"{PREFIX}{device_id}", gated=gated)
+
+    def predict(self, device_id: str, theta: Floats, frame: pl.DataFrame) -> Floats:
+        """Predictions for new rows of one device, prepared as its training rows were.
+
+        Where the contract scales by the device's own range ("train"), the range is that of the rows which the device has now: it is two
+        rows' values, so no run stores it. The run's manifest has the digest of the rows that it was trained on.
+
+        Parameters
+        ----------
+        theta
+            The device's coefficients, shape (d,), as in `theta.npz` of a run.
+        frame
+            n rows with every feature of the contract, with or without the target; they are not split.
+
+        Returns
+        -------
+        Floats
+            Shape (n,), in the target's own unit. Rows with a gap in a feature get NaN where the contract drops such rows.
+
+        Raises
+        ------
+        Misuse
+            As `loaded` does, or where `theta` has another shape.
+        DataError
+            As `loaded` does, or where the new rows break the contract.
+        """
+        where = f"{PREFIX}{device_id}"
+        ranges = device_ranges(self._read(device_id)[0], self.contract, where, self.fitted)
+        new = f"{where}: new rows"
+        return predict(checked_features(frame, self.contract, new), theta, self.contract, ranges, new, self.fitted)
 
     def _read(self, device_id: str) -> tuple[pl.DataFrame, str]:
         """One device's checked rows, and the digest of its files."""

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from fedcore.data.contract import ColumnType
+from fedcore.data.disclosure import may_tell, told_count
 from fedcore.data.splits import split_rows
 from fedcore.data.store import PREFIX, Dataset
 from fedcore.rows import Floats
@@ -27,7 +28,7 @@ class ColumnSummary(NamedTuple):
     name, type, unit
         As the contract has them.
     missing
-        Number of missing values over all rows.
+        Number of missing values over all rows, None where it may not be told: see `fedcore.data.disclosure`.
     low, high
         The 0.05 and 0.95 quantiles of the devices' means, to 3 significant digits; None where they may not be told.
     """
@@ -35,7 +36,7 @@ class ColumnSummary(NamedTuple):
     name: str
     type: ColumnType
     unit: str
-    missing: int
+    missing: int | None
     low: float | None
     high: float | None
 
@@ -65,8 +66,8 @@ def describe_dataset(dataset: Dataset) -> Summary:
 
     No figure belongs to one row, nor to a handful: a minimum or maximum would be somebody's value, so a range goes from the 0.05 to
     the 0.95 quantile, and not of the rows, among which one device may be most or one row the extreme, but of device means over at least
-    5 rows each, interpolated and rounded to 3 significant digits. With fewer than 5 such devices no range is told. Levels of text are
-    not told at all. Devices are read one after the other.
+    5 values each, interpolated and rounded to 3 significant digits. With fewer than 5 such devices no range is told. Levels of text are
+    not told at all, nor is anything of a column that the contract's disclosure rules leave out. Devices are read one after the other.
 
     Raises
     ------
@@ -82,13 +83,16 @@ def describe_dataset(dataset: Dataset) -> Summary:
         counts += [np.count_nonzero(part) for part in split_rows(frame, contract.split, f"{PREFIX}{device_id}")]
         for name in missing:
             missing[name] += frame[name].null_count()
-        if frame.height >= MIN_ROWS:
-            for name, values in means.items():
-                values.append(_mean(frame[name].to_numpy().astype(np.float64)))
+        for name, values in means.items():
+            present = frame[name].drop_nulls()
+            if len(present) >= MIN_ROWS:
+                values.append(_mean(present.to_numpy().astype(np.float64)))
     columns: list[ColumnSummary] = []
     for name, column in contract.columns.items():
-        low, high = _range(means.get(name, []))
-        columns.append(ColumnSummary(name, column.type, column.unit, missing[name], low, high))
+        allowed = may_tell(name, contract)
+        low, high = _range(means.get(name, [])) if allowed else (None, None)
+        gaps = told_count(missing[name], int(counts.sum()), contract) if allowed else None
+        columns.append(ColumnSummary(name, column.type, column.unit, gaps, low, high))
     n_train, n_validation, n_test = counts.tolist()
     return Summary(len(dataset.device_ids), n_train, n_validation, n_test, tuple(columns))
 

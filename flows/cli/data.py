@@ -114,7 +114,8 @@ def describe(
     table = Table("column", "type", "unit", "missing", "range of device means", title=f"{name}: {summary.devices} devices; rows: {parts}")
     for column in summary.columns:
         told = "" if column.low is None else f"{column.low:g} to {column.high:g}"
-        table.add_row(column.name, column.type, column.unit, str(column.missing), told)
+        missing = "not told" if column.missing is None else str(column.missing)
+        table.add_row(column.name, column.type, column.unit, missing, told)
     _print(table)
 
 

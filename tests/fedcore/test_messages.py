@@ -56,3 +56,4 @@ def test_nbytes() -> None:
     assert nbytes([DeviceInfo(0.5)] * 3) == 24
     assert nbytes(Stacked(Empty(), 7)) == nbytes(None) == 0
     assert list(Stacked(Empty(), 2)) == [Empty(), Empty()]
+    assert nbytes({"Ä": [1.0, "ab"], "b": None}) == 2 + 8 + 2 + 1, "names and text in UTF-8"

@@ -7,8 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcore import Misuse
-from fedcore.rounds import DeviceRngs, Schedule, device_rng, draw_cohort
+from fedcore import Hm1, Misuse
+from fedcore.algorithm import FleetSpec
+from fedcore.fit import InProcess
+from fedcore.messages import nbytes
+from fedcore.rounds import Answers, Call, DeviceRngs, RoundReport, RunState, Schedule, device_rng, draw_cohort, rounds
+from fedcore.testing import small_fleet
 
 IDS = tuple(f"{k:03d}" for k in range(100))
 
@@ -58,8 +62,52 @@ def test_draws_belong_to_device_round_and_seed() -> None:
         ({"participation": 0.0}, "participation is a number in"),
         ({"participation": float("nan")}, "participation is a number in"),
         ({"quorum": 1.1}, "quorum is a number in"),
+        ({"fewest": 0}, "fewest is a whole number from 1"),
     ],
 )
 def test_schedule_out_of_bounds(values: dict, words: str) -> None:
     with pytest.raises(Misuse, match=words):
         Schedule(**values)
+
+
+class Deaf(InProcess):
+    """Hears the first devices of a cohort only, as many as `hears` says for the round; keeps the calls."""
+
+    hears = (3, 3)
+
+    def local_steps(self, call: Call) -> Answers:
+        self.calls = [*getattr(self, "calls", []), call]
+        told = super().local_steps(call)
+        m = self.hears[call.round_num - 1]
+        return Answers(list(told.answered)[:m], list(told.ups)[:m], list(told.infos)[:m])
+
+
+def reports(hears: tuple[int, ...], **values: int | float) -> tuple[list[RoundReport], list[Call]]:
+    fleet = small_fleet()
+    spec, algorithm = FleetSpec(tuple(sorted(fleet)), 3), Hm1()
+    backend = Deaf(algorithm, spec, [fleet[name] for name in spec.device_ids], seed=0)
+    backend.hears = hears
+    schedule = Schedule(rounds=len(hears), quorum=0.01, **values)  # pyright: ignore[reportArgumentType]
+    return list(rounds(algorithm, spec, backend, schedule, RunState.initial(algorithm, spec))), backend.calls
+
+
+def test_a_round_with_fewer_answers_than_allowed_does_not_count() -> None:
+    (first, second), _ = reports((2, 1), fewest=2)
+    assert (first.counted, first.outcome) == (True, None)
+    assert not second.counted
+    assert second.state is first.state
+    assert second.outcome is not None
+    assert (second.outcome.name, second.outcome.ok) == ("quorum_lost", False)
+    words = "round 2 got 1 answers of 3 devices, fewer than [disclosure] devices = 2: see why devices fail, then resume the run"
+    assert second.outcome.message == words
+    assert [each.counted for each in reports((2, 1))[0]] == [True, True], "without a contract one device is enough"
+
+
+def test_the_bytes_of_a_round_are_those_of_its_broadcasts() -> None:
+    told, calls = reports((2, 3, 3))
+    for report, call in zip(told, calls, strict=True):
+        broadcasts = [call.broadcast(i) for i in range(len(call.cohort))]
+        assert report.downlink_bytes == nbytes(broadcasts)
+        assert {each.devices for each in broadcasts} == {3}
+    receipts = [report.downlink_bytes - told[0].downlink_bytes for report in told]
+    assert receipts == [0, 2 * 16, 3 * 16], "none before anything was taken"

@@ -12,11 +12,12 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from fedcore.data import Dataset
+from fedcore.data import Contract, Dataset, create_dataset, fit_fleet
 
 NUMBER = 7261.839405162738
 WORD = "canary-4f1c-category"
@@ -100,8 +101,6 @@ def break_contract(dataset: Dataset) -> None:
 def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
     """A search that finds nothing proves nothing, unless it would have found it."""
     (tmp_path / "plain.log").write_text(f"row {NUMBER!r} {WORD}")
-    import numpy as np
-
     np.savez_compressed(tmp_path / "x.npz", values=np.array([1.0, NUMBER]), words=np.array([WORD]))
     pl.DataFrame({"x": [NUMBER], "w": [WORD]}).write_parquet(tmp_path / "x.parquet", compression="zstd")
     database = sqlite3.connect(tmp_path / "x.db")
@@ -157,5 +156,93 @@ def test_canary(environment: dict[str, str], home: Path, fleet: Callable[..., Da
     outside = [*searched(home, dataset.path), ("standard output and error", "".join(said).encode())]
     assert {name.rsplit("/", 1)[-1] for name, _ in outside} >= {"prefect.db", "mlflow.db", "checkpoint.npz", "theta.npz", "devices.parquet"}
     assert any("task_run_state" in name for name, _ in outside), "the search read Prefect's tables"
+    found = [(name, trace) for name, content in outside for trace, form in traces().items() if form in content]
+    assert found == []
+
+
+PREPARED = """
+import sys, json
+from fedcore import Hm1
+from fedcore.data import Dataset
+
+# The device's own code fails where the fleet's columns are summarised, and in its steps; each time it quotes its rows.
+summary, step, calls = Dataset.summary, Hm1.local_step, {{"b": 0}}
+def failing_summary(self, device_id, **options):
+    calls["b"] += device_id == "b"
+    if device_id == "b" and calls["b"] == 2:  # the first is the command's own check
+        raise ValueError(repr([frame.to_dicts() for frame in self.parts(device_id).values()]))
+    return summary(self, device_id, **options)
+def failing_step(self, down, device, data, rng):
+    if data.train.n == {n}:
+        raise RuntimeError({word!r} + " {number!r}" + repr(data.train.X.tolist()))
+    return step(self, down, device, data, rng)
+Dataset.summary, Hm1.local_step = failing_summary, failing_step
+
+sys.argv = ["fedlin", "train", "wards", "--rounds", "3", "--json"]
+from flows.cli.app import main
+main()
+"""
+
+
+def wards(home: Path) -> Dataset:
+    """Five devices; on each the number is a training row's dose, stay and the largest target, and the word stands in notes.
+
+    Device "d" has two gaps and device "e" all but two, which are counts that may not be told.
+    """
+    kinds = {"dose": "float64", "stay": "float64", "bed": "float64", "drug": "string", "note": "string", "part": "string", "y": "float64"}
+    contract = Contract.model_validate(
+        {
+            "device": "ward",
+            "target": "y",
+            "features": ["dose", "drug", "stay"],
+            "intercept": True,
+            "interactions": [["dose", "stay"]],
+            "scaling": {"features": "global", "target": "train"},
+            "missing": {"policy": "mean"},
+            "categories": {"drug": {"unknown": "reference"}},
+            "split": {"kind": "column", "column": "part"},
+            "columns": {name: {"type": kind} for name, kind in kinds.items()},
+        }
+    )
+    frames: list[tuple[str, pl.DataFrame]] = []
+    for k, device_id in enumerate("abcde"):
+        rng, n = np.random.default_rng(k), 40 + k
+        columns = {name: rng.normal(5000, 700, n) for name in ("dose", "stay", "bed", "y")}
+        columns["y"] = np.minimum(columns["y"], 7000)
+        for name in ("dose", "stay", "y"):
+            columns[name][3] = NUMBER
+        columns["dose"][5 : 5 + (k == 1) * 6] = np.nan
+        columns["stay"][5 : 5 + (k == 3) * 2] = np.nan
+        columns["bed"][2 : (k == 4) * n] = np.nan
+        part = ["test" if i % 4 == 0 else "train" for i in range(n)]
+        drug = rng.choice(["p", "q"], n).tolist()
+        drug[0] = WORD  # a test row's level, which nobody has in training
+        frames.append((device_id, pl.DataFrame({**columns, "drug": drug, "note": [f"{WORD} {i}" for i in range(n)], "part": part})))
+    return create_dataset(home / "datasets", "wards", contract, frames)
+
+
+@pytest.mark.slow
+def test_canary_of_a_prepared_data_set(environment: dict[str, str], home: Path) -> None:
+    """Summaries, ranges, gaps and levels of few rows stay on the device too."""
+    dataset = wards(home)
+    silent = dataset.with_fitted(fit_fleet(dataset)).load("c").train.n
+    script = home / "user/run.py"
+    script.write_text(PREPARED.format(number=NUMBER, word=WORD, n=silent))
+    run = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300)
+    script.unlink()
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout.splitlines()[-1])
+    folder = home / "runs" / result["run_id"]
+    for device_id in "bc":
+        assert WORD in (dataset.path / f"device={device_id}/.fedlin/{result['run_id']}.error.txt").read_text(), "it failed and kept why"
+    said = [run.stdout, run.stderr]
+    for words in (["data", "check", "wards"], ["data", "describe", "wards"], ["data", "describe", "wards", "--json"]):
+        told = subprocess.run([sys.executable, "-m", "flows.cli.app", *words], env=environment, capture_output=True, text=True, timeout=300)
+        assert told.returncode == 0, told.stderr
+        said += [told.stdout, told.stderr]
+    assert json.loads((folder / "manifest.json").read_text())["gaps"] == {"b": {"dose": 6}, "d": {"stay": None}, "e": {"bed": None}}
+
+    outside = [*searched(home, dataset.path), ("standard output and error", "".join(said).encode())]
+    assert {name.rsplit("/", 1)[-1] for name, _ in outside} >= {"prefect.db", "mlflow.db", "theta.npz", "preprocessing.json"}
     found = [(name, trace) for name, content in outside for trace, form in traces().items() if form in content]
     assert found == []

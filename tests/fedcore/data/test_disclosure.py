@@ -4,9 +4,12 @@ from typing import Any
 
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from fedcore.data import Contract, summarise
-from fedcore.data.disclosure import check_fleet, check_rows
+from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, told_count
 from fedcore.errors import DataError
 
 WORD = "canary-8c1e"
@@ -59,3 +62,43 @@ def test_the_fleet_and_the_training_rows_are_counted() -> None:
     with pytest.raises(DataError, match=r"^device=1: 2 training rows are fewer than \[disclosure\] rows = 3"):
         check_rows(2, contract(), "device=1")
     check_rows(3, contract(), "device=1")
+    with pytest.raises(
+        DataError, match=r"^device=1: the round's 1 devices are fewer than \[disclosure\] devices = 2: raise the participation"
+    ):
+        check_cohort(1, contract(), "device=1")
+    check_cohort(2, contract(), "device=1")
+
+
+def test_parameters_are_a_share_of_the_rows() -> None:
+    with pytest.raises(DataError) as caught:
+        check_parameters(8, 24, contract(), "device=1")
+    limit = "[disclosure] parameters = 0.33 of its 24 rows that train"
+    assert str(caught.value) == f"device=1: 8 design columns are more than {limit}: use fewer features, leave the device out, or raise it"
+    check_parameters(8, 25, contract(), "device=1")
+    check_parameters(33, 100, contract(), "device=1")
+    check_parameters(8, 4, contract(parameters=2), "device=1")
+    with pytest.raises(ValidationError):
+        contract(parameters=0)
+
+
+@pytest.mark.parametrize("present", [1, 2])
+def test_a_mean_of_very_few_values_is_not_told(present: int) -> None:
+    """Nor is their number. Where there is no value, nothing is told of any."""
+    agreed = Contract.model_validate(contract().model_dump() | {"missing": {"policy": "mean"}})
+    few = FRAME[:6].with_columns(age=pl.Series([7, 8, 9, 10, 11, 12][:present] + [None] * (6 - present), dtype=pl.Int64))
+    found = "column 'age' has values in some training rows, but in fewer than [disclosure] rows = 3"
+    assert refused(few, agreed) == f"device=1: {found}: fill them, leave the device out, or lower it"
+    assert summarise(few, agreed, "device=1", gated=False).present.tolist() == [present]
+    empty = summarise(FRAME[:6].with_columns(age=pl.lit(None, dtype=pl.Int64)), agreed, "device=1")
+    assert (empty.present.tolist(), empty.mean.tolist(), empty.M2.tolist()) == ([0], [0], [0])
+
+
+@given(st.integers(1, 20), st.integers(0, 50), st.integers(1, 50))
+def test_no_small_count_is_told(limit: int, gaps: int, n: int) -> None:
+    gaps = min(gaps, n)
+    told = told_count(gaps, n, contract(level_rows=limit))
+    if told is None:
+        assert 0 < gaps < limit or 0 < n - gaps < limit
+    else:
+        assert told == gaps
+        assert gaps == 0 or (gaps >= limit and (n - gaps == 0 or n - gaps >= limit))

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore.data import Dataset, import_file, open_dataset
+from fedcore.data import Dataset, Disclosure, import_file, open_dataset
+from fedcore.data.disclosure import check_parameters, check_rows
 from fedcore.errors import DataError
 
 NAME = "cmapss-fd001"
@@ -41,6 +42,9 @@ def test_every_engine_and_row_arrives(dataset: Dataset, raw: np.ndarray) -> None
         n = int((raw[:, 0] == int(card.device)).sum())
         assert card.n_train + card.n_validation == int(np.round(0.6 * n))
         assert card.n_train + card.n_validation + card.n_test == n
+        check_rows(card.n_train + card.n_validation, dataset.contract, card.device)
+        check_parameters(5, card.n_train, dataset.contract, card.device)
+    assert dataset.contract.disclosure == Disclosure(), "the gate is at its default"
     segment = sum(card.n_train + card.n_validation for card in cards)
     # Binomial: four standard deviations of a share over 12,000 rows are 0.015.
     assert sum(card.n_validation for card in cards) / segment == pytest.approx(0.2, abs=0.015)

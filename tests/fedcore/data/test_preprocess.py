@@ -18,6 +18,7 @@ from fedcore.data import Contract, Dataset, Fitted, create_dataset, fit_fleet, f
 from fedcore.data.checks import checked_frame
 from fedcore.data.design import prepare
 from fedcore.errors import DataError, Misuse
+from fedcore.messages import nbytes
 from fedcore.rows import DeviceData, Floats
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -175,6 +176,18 @@ def test_names_that_collide_are_refused() -> None:
         fitted_on({"1": frame}, contract(features=["drug", "drug=b"], columns=columns))
 
 
+def test_free_text_is_no_level() -> None:
+    """Also where the summary stays with the rows: an import finds it."""
+    long = WORD + "x" * 100
+    frame = clinics(["a", long, long, "a"])
+    for gated in (True, False):
+        with pytest.raises(DataError) as caught:
+            summarise(frame, contract(), "here", gated=gated)
+        found = "column 'drug' has 1 levels of more than 100 characters, which are free text"
+        assert str(caught.value) == f"here: {found}: shorten them, or take it out of the features"
+    assert summarise(clinics(["Ä" * 100, "a"]), contract(), "here").levels == (("a", "Ä" * 100),)
+
+
 # Gaps
 
 GAPS = pl.DataFrame(
@@ -311,7 +324,8 @@ def test_a_summary_holds_no_row() -> None:
         assert told.levels == (tuple(sorted(set(frame["drug"]))),)
         numbers = np.concatenate([np.ravel(part) for part in told[:-1]])
         assert len(numbers) == 1 + 3 * 2 + 3, "as many numbers, whatever the rows"
-        assert all(isinstance(part, np.ndarray) and part.dtype == np.float64 for part in told[1:-1])
+        assert [part.dtype for part in told[1:-1]] == [np.float64, np.float64, np.float64, np.bool_]
+        assert nbytes(told) == 8 + 3 * 2 * 8 + 3 + sum(len(level.encode()) for level in told.levels[0])
 
 
 def test_moments_are_told_only_where_they_are_asked_for() -> None:
@@ -356,3 +370,18 @@ def test_gaps_are_counted_on_the_card(tmp_path: Path) -> None:
     dataset = create_dataset(tmp_path, "trial", agreed, [("1", GAPS), ("2", WHOLE)])
     assert dataset.card("1").gaps == {"age": 1, "dose": 2, "drug": 1}
     assert (dataset.card("1").n_train, dataset.card("2").gaps) == (2, {})
+
+
+def test_small_counts_of_gaps_are_not_told(tmp_path: Path) -> None:
+    """Neither of gaps nor of values beside them; none at all, and all of them, are told."""
+    n = 8
+    counts = {"age": 2, "dose": n - 2, "drug": 3, "y": 0}
+    values: dict[str, Any] = {"age": 1, "dose": 1.0, "drug": "a", "y": 1.0}
+    frame = pl.DataFrame({name: [None] * count + [values[name]] * (n - count) for name, count in counts.items()})
+    agreed = contract(features=["y"], target="z", columns=contract().model_dump()["columns"] | {"z": {"type": "float64"}})
+    frames = [("1", frame.with_columns(z=pl.lit(1.0))), ("2", frame.with_columns(z=pl.lit(1.0), dose=pl.lit(None, dtype=pl.Float64)))]
+    for limit, expected in ((3, {"age": None, "dose": None, "drug": 3}), (1, {"age": 2, "dose": 6, "drug": 3})):
+        rules = {"missing": {"policy": "drop"}, "disclosure": {"level_rows": limit}}
+        dataset = create_dataset(tmp_path, f"trial-{limit}", Contract.model_validate(agreed.model_dump() | rules), frames)
+        assert dataset.card("1").gaps == expected
+        assert dataset.card("2").gaps == expected | {"dose": n}

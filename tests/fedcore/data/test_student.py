@@ -11,7 +11,8 @@ import polars as pl
 import pytest
 
 from fedcore import fit
-from fedcore.data import Dataset, fit_fleet, import_file, load_fleet, read_contract
+from fedcore.data import Dataset, Disclosure, fit_fleet, import_file, load_fleet, read_contract
+from fedcore.data.disclosure import check_parameters
 
 NAME = "student-por"
 SHIPPED = Path(__file__).parents[3] / "datasets" / NAME
@@ -21,6 +22,7 @@ def test_the_shipped_contract_has_29_predictors() -> None:
     contract = read_contract(SHIPPED)
     assert (contract.device, contract.target) == ("school", "G3")
     assert (len(contract.numeric), len(contract.categorical)) == (13, 16)
+    assert contract.disclosure == Disclosure(), "the gate is at its default"
     assert not {"school", "G1", "G2", "G3"} & set(contract.features)
 
 
@@ -52,5 +54,7 @@ def test_both_schools_train_on_their_pupils(dataset: Dataset, file: Path) -> Non
     everything = np.vstack([part.X for data in devices.values() for part in data])
     np.testing.assert_allclose(np.vstack([data.train.X for data in devices.values()])[:, 2].mean(), 0, atol=1e-12)
     assert everything.shape == (649, 39)
+    for name, data in devices.items():
+        check_parameters(data.train.d, data.train.n, dataset.contract, name)
     result = fit("hm1", devices, rounds=50)
     assert result.outcome.name == "completed"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from fedcore.data import Dataset, create_dataset, describe_dataset
@@ -48,6 +49,19 @@ def test_means_of_large_values_do_not_overflow(demo: Any, tmp_path: Path) -> Non
     frames = [(f"d{k}", demo.frame().with_columns(b=1.7e308)) for k in range(5)]
     dataset = create_dataset(tmp_path, "demo", demo.contract(), frames)
     assert describe_dataset(dataset).columns[1][-2:] == (1.7e308, 1.7e308)
+
+
+def test_gaps_are_counted_and_left_out_of_means(demo: Any, tmp_path: Path) -> None:
+    frames = [(f"d{k}", demo.frame(6, start=100 * k).with_columns(b=pl.Series([None] + [float(k)] * 5))) for k in range(6)]
+    for name, rules, b in (
+        ("all", {}, (6, 0.25, 4.75)),
+        ("few", {"level_rows": 7}, (None, 0.25, 4.75)),
+        ("some", {"columns": ["a"]}, (None, None, None)),
+    ):
+        contract = demo.contract(missing={"policy": "drop"}, disclosure=rules)
+        summary = describe_dataset(create_dataset(tmp_path, name, contract, frames))
+        assert summary.columns[1] == ("b", "float64", "", *b)
+        assert summary.columns[0].missing == 0
 
 
 def test_a_broken_device_is_named(make: Callable[..., Dataset], tmp_path: Path) -> None:
