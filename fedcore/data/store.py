@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from stat import S_ISREG
 from types import MappingProxyType
 from typing import NamedTuple, get_args
 
@@ -122,7 +123,7 @@ class Dataset:
         Misuse
             Where there is no such device, or the contract needs preprocessing that is not fitted yet.
         DataError
-            Where its partition breaks the contract, cannot be read, or leads out of the data set's folder.
+            Where its partition breaks the contract, cannot be read, or leads out of the device's own folder.
         """
         frame, sha256 = self._read(device_id)
         data = prepare(frame, self.contract, f"{PREFIX}{device_id}", self.fitted)
@@ -309,7 +310,7 @@ def _partition_files(folder: Path, device_id: str) -> list[str]:
     partition = f"{PREFIX}{checked_device_id(device_id)}"
     if not is_folder(folder / partition):
         raise Misuse(f"data set {folder.name!r} has no device {device_id!r}: choose one of its device= folders")
-    _stay_inside(folder, partition)
+    _stay_inside(folder, partition, partition)
     names = sorted(entry.name for entry in _entries(folder / partition, partition))
     parts = [name for name in names if name.startswith("part-") and name.endswith(".parquet") and name.isprintable()]
     if not parts:
@@ -327,9 +328,10 @@ def _entries(folder: Path, where: str) -> list[os.DirEntry[str]]:
 
 
 def _read(folder: Path, where: str) -> bytes:
-    _stay_inside(folder, where)
+    _stay_inside(folder, where, where.split("/")[0])
     try:
-        if not (folder / where).is_file():
+        # Not `is_file`, which takes a file that has vanished for one of another kind.
+        if not S_ISREG((folder / where).stat().st_mode):
             raise DataError(f"{where}: not a regular file: remove it")
         return (folder / where).read_bytes()
     except OSError as error:
@@ -337,9 +339,11 @@ def _read(folder: Path, where: str) -> bytes:
     raise DataError(f"{where}: cannot be read: {reason}")
 
 
-def _stay_inside(folder: Path, where: str) -> None:
-    if not (folder / where).resolve().is_relative_to(folder.resolve()):
-        raise DataError(f"{where}: leads out of the data set's folder: replace the link by the file itself")
+def _stay_inside(folder: Path, where: str, partition: str) -> None:
+    """Refuse a link by which a device would read another one's rows, or rows from elsewhere."""
+    # Not `Path.resolve`, which raises on a link to itself; such a file cannot be read, and is told so where it is read.
+    if not Path(os.path.realpath(folder / where)).is_relative_to(os.path.join(os.path.realpath(folder), partition)):
+        raise DataError(f"{where}: leads out of the device's own folder: replace the link by the file itself")
 
 
 def _source(contract: Contract) -> str:
