@@ -82,8 +82,8 @@ def column_names(file: Path) -> list[str]:
         As for `decode`.
     """
     with _opened(file) as stream:
-        schema = _tried(lambda: _named(_reader(stream).schema_arrow))
-    if schema is None:
+        schema = _tried(lambda: _reader(stream).schema_arrow)
+    if not schema:
         raise _unreadable(file.name, file.stat().st_size)
     _check_schema(schema, file.name, decimals=True)
     return schema.names
@@ -141,12 +141,7 @@ def _reader(source: pa.NativeFile | io.BufferedReader, buffer_size: int = 0) -> 
 
 def _validated(table: pa.Table) -> pa.Table | None:
     table.validate(full=True)
-    return table if _named(table.schema) else None
-
-
-def _named(schema: pa.Schema) -> pa.Schema | None:
-    # Names that are no UTF-8 raise here, where that is still taken for damage.
-    return schema if schema.names else None
+    return table if table.num_columns else None
 
 
 def _frame(table: pa.Table, where: str) -> pl.DataFrame:
