@@ -21,6 +21,7 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.hm1
 	$(BIN)/python -m benchmarks.ingest
+	$(BIN)/python -m benchmarks.partitions
 
 # Needs uv. The lock holds versions and hashes, and no address: pip takes it with whatever index it is set up for.
 lock:

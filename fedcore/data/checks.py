@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from fedcore.data.contract import ColumnType, Contract
+from fedcore.data.names import shown
 from fedcore.errors import DataError
 
 _TYPES: dict[ColumnType, pl.DataType] = {"float64": pl.Float64(), "int64": pl.Int64(), "string": pl.String()}
@@ -16,8 +17,8 @@ _TYPES: dict[ColumnType, pl.DataType] = {"float64": pl.Float64(), "int64": pl.In
 def checked_frame(frame: pl.DataFrame, contract: Contract, where: str) -> pl.DataFrame:
     """The frame in the contract's column order and types.
 
-    Integers are taken where the contract says float64, and NaN is null where the contract lets a column have gaps; nothing else is
-    converted.
+    Integers are taken where the contract says float64 and holds each of them exactly, and NaN is null where the contract lets a column
+    have gaps; nothing else is converted.
 
     Parameters
     ----------
@@ -27,8 +28,8 @@ def checked_frame(frame: pl.DataFrame, contract: Contract, where: str) -> pl.Dat
     Raises
     ------
     DataError
-        On a missing or undeclared column, a wrong type, no rows, or null or non-finite values that the contract does not allow;
-        with the column and the count, never a value.
+        On a missing or undeclared column, a wrong type, integers that float64 rounds, no rows, or null or non-finite values that the
+        contract does not allow; with the column and the count, never a value.
     """
     columns = {column.name: column for column in frame.iter_columns()}
     if missing := [name for name in contract.columns if name not in columns]:
@@ -58,17 +59,27 @@ def checked_features(frame: pl.DataFrame, contract: Contract, where: str) -> pl.
 
 def listed(names: Sequence[str]) -> str:
     """Column names for a message: how many, and the first five."""
-    shown = ", ".join(repr(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
-    return f"column {shown} is" if len(names) == 1 else f"{len(names)} columns ({shown}) are"
+    some = ", ".join(map(shown, names[:5])) + (", ..." if len(names) > 5 else "")
+    return f"column {some} is" if len(names) == 1 else f"{len(names)} columns ({some}) are"
+
+
+def exact_floats(column: pl.Series) -> pl.Series:
+    """Integers as float64, and null where that would be another number, as for some beyond 2**53 in size."""
+    floats = column.cast(pl.Float64)
+    return floats.set(floats.cast(column.dtype, strict=False).ne_missing(column), None)
 
 
 def _checked(column: pl.Series, declared: ColumnType, gaps: bool, where: str) -> pl.Series:
     dtype = _TYPES[declared]
     if declared == "float64" and column.dtype == pl.Int64:
-        column = column.cast(pl.Float64)
+        column, given = exact_floats(column), column
+        if rounded := column.null_count() - given.null_count():
+            counted = f"column {column.name!r} has {rounded} whole numbers that float64 does not hold exactly"
+            raise DataError(f"{where}: {counted}: store float64, or smaller numbers")
     if column.dtype != dtype:
         found = column.dtype.base_type().__name__.lower()
-        raise DataError(f"{where}: column {column.name!r} is {found}: the contract says {declared}")
+        says = f"column {column.name!r} is {found}: the contract says {declared}"
+        raise DataError(f"{where}: {says}: convert the column, or correct its type in the contract")
     if gaps:
         column = column.fill_nan(None) if declared == "float64" else column
         if infinite := column.is_infinite().sum() if declared == "float64" else 0:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from fedcore.data.checks import listed
+from fedcore.data.checks import exact_floats, listed
 from fedcore.data.contract import ColumnType, Contract
 from fedcore.data.sources import Source
 from fedcore.errors import DataError
@@ -53,17 +53,23 @@ def pieces(source: Source, contract: Contract) -> Iterator[tuple[str, pl.DataFra
 
 
 def typed(column: pl.Series, kind: ColumnType, decimal: str) -> pl.Series:
-    """The column as a number where its cells are text or other numbers, null where a cell does not fit; else as it is."""
+    """The column as a number where its cells are text or other numbers, null where a cell does not fit; else as it is.
+
+    Text and decimals become the nearest float64. Integers are taken for float64 where it holds them exactly, decimals for int64 where
+    they are whole.
+    """
     if kind == "string":
         return column
+    if column.dtype.is_decimal():
+        return column.cast(pl.String).str.replace(r"\.0+$", "").cast(NUMERIC[kind], strict=False)
     if column.dtype == pl.String:
         text = column.str.strip_chars()
         if decimal == "," and kind == "float64":
             # A point in such a file marks thousands, or is a mistake: what it means is not ours to guess.
             text = text.set(text.str.contains(".", literal=True), None).str.replace(",", ".", literal=True)
         return text.cast(NUMERIC[kind], strict=False)
-    if column.dtype.is_integer() or (column.dtype.is_float() and kind == "float64"):
-        return column.cast(NUMERIC[kind], strict=False)
+    if column.dtype.is_integer():
+        return exact_floats(column) if kind == "float64" else column.cast(NUMERIC[kind], strict=False)
     return column
 
 

@@ -96,7 +96,8 @@ def _numeric_contract(sources: Sequence[Source], where: str, name: str, device: 
     contract = first_contract(sources, where, name, device, target)
     if texts := [column for column, declared in contract.columns.items() if declared.type == "string"]:
         # Nobody has looked at the contract yet, so a number that is misspelt must not pass for text.
-        raise DataError(f"{where}: {listed(texts)} not numeric: encode categories and fill missing values first")
+        way = f"write the contract first (fedlin data infer --dataset {name}), and say there which are categories or the split column"
+        raise DataError(f"{where}: {listed(texts)} not numeric: {way}")
     return contract
 
 

@@ -99,8 +99,9 @@ def _types(sources: Sequence[Source], device: str) -> dict[str, ColumnType]:
 
 
 def _rank(column: pl.Series, rank: int) -> int:
-    """Place in `_KINDS` of the first type, from `rank` on, that every cell fits."""
-    while rank < len(NUMERIC):
+    """Place in `_KINDS` of the first type, from `rank` on, that every cell fits; numbers are never text."""
+    last = len(NUMERIC) if column.dtype == pl.String else len(NUMERIC) - 1
+    while rank < last:
         kind = _KINDS[rank]
         fitted = typed(column, kind, ".")
         if fitted.dtype == NUMERIC[kind] and fitted.null_count() == column.null_count():

@@ -1,4 +1,4 @@
-"""Names that become folders: data sets and devices."""
+"""Names that become folders, data sets and devices; and names in messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Iterable
 from fedcore.errors import DataError, Misuse
 
 _SAFE = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+_ENCODED = re.compile(r"%[0-9A-Fa-f]{2}")
 _LONGEST = 100
+# What hive, spark and arrow call the folder of rows that have no value.
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def checked_device_id(device_id: str) -> str:
@@ -21,6 +24,8 @@ def checked_device_id(device_id: str) -> str:
     """
     if reason := _unsafe(device_id):
         raise DataError(f"device id {_shown(device_id)} {reason}: rename the device")
+    if device_id == _HIVE_NULL:
+        raise DataError(f"device id {device_id!r} means a missing value to other tools: give these rows a device")
     return device_id
 
 
@@ -54,6 +59,13 @@ def checked_distinct(device_ids: Iterable[str]) -> tuple[str, ...]:
     return tuple(ids)
 
 
+def shown(name: str) -> str:
+    """A column's name for a message: quoted, on one line, and cut where it is longer than a contract allows."""
+    # What cannot be printed takes up to ten characters.
+    longest, kept = (_LONGEST, 40) if name.isprintable() else (20, 20)
+    return repr(name if len(name) <= longest else f"{name[:kept]}...")
+
+
 def _unsafe(name: str) -> str:
     if not name:
         return "is empty"
@@ -61,6 +73,8 @@ def _unsafe(name: str) -> str:
         return f"has {len(name)} characters, more than {_LONGEST}"
     if name.startswith("."):
         return "starts with a dot"
+    if _ENCODED.search(name):
+        return "looks URL-encoded, which is not undone"
     if not _SAFE.fullmatch(name):
         return "holds characters other than A-Z a-z 0-9 . _ -"
     return ""

@@ -78,7 +78,7 @@ def entries(folder: Place) -> list[Entry]:
     """
     if isinstance(folder, Path):
         with os.scandir(folder) as found:
-            return [Entry(each.name, each.is_dir()) for each in found]
+            return [Entry(each.name, _is_folder(each)) for each in found]
     with _reached():
         try:
             listed = cast("list[dict[str, Any]]", _fs(folder).ls(folder.path, detail=True))
@@ -87,6 +87,12 @@ def entries(folder: Place) -> list[Entry]:
     found = [Entry(each["name"].rstrip("/").rpartition("/")[2], each["type"] == "directory") for each in listed]
     # Some stores list the folder itself, as an object without a name.
     return [entry for entry in found if entry.name != folder.name or entry.folder]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with suppress(OSError):  # a link to itself
+        return entry.is_dir()
+    return False
 
 
 def read_file(path: Place) -> bytes:

@@ -7,9 +7,11 @@ name the file below the data set's folder, the device, the column and a count, a
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from stat import S_ISREG
 from types import MappingProxyType
 from typing import NamedTuple, get_args
 
@@ -127,7 +129,7 @@ class Dataset:
         Misuse
             Where there is no such device, or the contract needs preprocessing that is not fitted yet.
         DataError
-            Where its partition breaks the contract, cannot be read, or leads out of the data set's folder.
+            Where its partition breaks the contract, cannot be read, or leads out of the device's own folder.
         """
         frame, sha256 = self._read(device_id)
         data = prepare(frame, self.contract, f"{PREFIX}{device_id}", self.fitted)
@@ -271,7 +273,7 @@ def _partition_files(folder: Place, device_id: str) -> list[str]:
     partition = f"{PREFIX}{checked_device_id(device_id)}"
     if not is_folder(folder / partition):
         raise Misuse(f"data set {folder.name!r} has no device {device_id!r}: choose one of its device= folders")
-    _stay_inside(folder, partition)
+    _stay_inside(folder, partition, partition)
     names = sorted(entry.name for entry in _entries(folder / partition, partition))
     parts = [name for name in names if name.startswith("part-") and name.endswith(".parquet") and name.isprintable()]
     if not parts:
@@ -288,9 +290,10 @@ def _entries(folder: Place, where: str) -> list[Entry]:
 
 
 def _read(folder: Place, where: str) -> bytes:
-    _stay_inside(folder, where)
+    _stay_inside(folder, where, where.split("/")[0])
     try:
-        if isinstance(folder, Path) and not (folder / where).is_file():
+        # Not `is_file`, which takes a file that has vanished for one of another kind.
+        if isinstance(folder, Path) and not S_ISREG((folder / where).stat().st_mode):
             raise DataError(f"{where}: not a regular file: remove it")
         return read_file(folder / where)
     except OSError as error:
@@ -298,10 +301,13 @@ def _read(folder: Place, where: str) -> bytes:
     raise DataError(f"{where}: cannot be read: {reason}")
 
 
-def _stay_inside(folder: Place, where: str) -> None:
-    # Object stores have no links.
-    if isinstance(folder, Path) and not (folder / where).resolve().is_relative_to(folder.resolve()):
-        raise DataError(f"{where}: leads out of the data set's folder: replace the link by the file itself")
+def _stay_inside(folder: Place, where: str, partition: str) -> None:
+    """Refuse a link by which a device would read another one's rows, or rows from elsewhere. Object stores have none."""
+    if not isinstance(folder, Path):
+        return
+    # Not `Path.resolve`, which raises on a link to itself; such a file cannot be read, and is told so where it is read.
+    if not Path(os.path.realpath(folder / where)).is_relative_to(os.path.join(os.path.realpath(folder), partition)):
+        raise DataError(f"{where}: leads out of the device's own folder: replace the link by the file itself")
 
 
 def _source(contract: Contract) -> str:

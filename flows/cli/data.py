@@ -121,12 +121,15 @@ def describe(
 
 @app.command("list")
 def list_() -> None:
-    """List the data sets that have a contract."""
+    """List the data sets that have a contract, and what is wrong with a contract that cannot be used."""
     root = Workspace.find().datasets
     table = Table("data set", "target", "description")
     for name in list_datasets(root):
-        contract = read_contract(root / name)
-        table.add_row(name, contract.target, contract.description)
+        try:
+            contract = read_contract(root / name)
+            table.add_row(name, contract.target, contract.description)
+        except DataError as error:
+            table.add_row(name, "", f"cannot be used: {error}")
     _print(table)
 
 

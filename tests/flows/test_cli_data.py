@@ -62,6 +62,19 @@ def test_list_shows_contracts(home: Path) -> None:
     assert " ".join(["pumps", "flow", "[red]From", "pumps.csv"]) in " ".join(words_of(run("list")))
 
 
+def test_list_shows_a_broken_contract_with_its_reason_among_the_others(home: Path) -> None:
+    import_pumps(home)
+    for name, text in {"a-broken": "device = ", "z-broken": 'device = "unit"\n'}.items():
+        (home / "datasets" / name).mkdir()
+        (home / "datasets" / name / "dataset.toml").write_text(text)
+    result = run("list")
+    said = " ".join(words_of(result))
+    assert result.exit_code == 0
+    assert "a-broken cannot be used: a-broken/dataset.toml: not TOML: Invalid value" in said
+    assert "pumps flow Imported from pumps.csv" in said
+    assert "z-broken cannot be used: z-broken/dataset.toml: target: Field required (and 3 more)" in said
+
+
 @pytest.mark.parametrize(
     ("words", "kind", "message"),
     [

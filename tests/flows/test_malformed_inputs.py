@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flows.cli.app import main
@@ -51,6 +54,16 @@ def parquet(change: Callable[[pl.DataFrame], pl.DataFrame]) -> bytes:
     change(frame).write_parquet(content)
     return content.getvalue()
 
+
+def arrow_parquet(**columns: pa.Array) -> bytes:
+    frame = pl.read_csv((HEADER + lines("4")).encode(), schema_overrides={"pump": pl.String})
+    content = io.BytesIO()
+    table = {name: pa.array(frame[name].to_list()) for name in frame.columns} | columns
+    pq.write_table(pa.table(table), content, store_schema=False)
+    return content.getvalue()
+
+
+NO_TEXT = arrow_parquet(named=pa.array([7000] * 3)).replace(b"named", b"n\xff\xfeed")
 
 Content = str | bytes | None
 Case = tuple[str, dict[str, Content], str]
@@ -309,7 +322,10 @@ CASES: dict[str, Case] = {
     "first: column of text": (
         FIRST,
         {"in.csv": HEADER + lines("4")},
-        "in.csv: column 'note' is not numeric: encode categories and fill missing values first",
+        (
+            "in.csv: column 'note' is not numeric: write the contract first (fedlin data infer --dataset first), "
+            "and say there which are categories or the split column"
+        ),
     ),
     "parquet: empty": (
         IMPORT_PARQUET,
@@ -339,32 +355,118 @@ CASES: dict[str, Case] = {
     "parquet: float for a whole number": (
         IMPORT_PARQUET,
         {"in.parquet": parquet(lambda f: f.with_columns(pl.col("hour").cast(pl.Float64)))},
-        "in.parquet: device=4: column 'hour' is float64: the contract says int64",
+        (
+            "in.parquet: device=4: column 'hour' is float64: the contract says int64: "
+            "convert the column, or correct its type in the contract"
+        ),
     ),
     "parquet: number for text": (
         IMPORT_PARQUET,
         {"in.parquet": parquet(lambda f: f.with_columns(note=7000))},
-        "in.parquet: device=4: column 'note' is int32: the contract says string",
+        ("in.parquet: device=4: column 'note' is int64: the contract says string: convert the column, or correct its type in the contract"),
     ),
-    "parquet: dictionary": (
+    "parquet: fractions in decimals for a whole number": (
         IMPORT_PARQUET,
-        {"in.parquet": parquet(lambda f: f.with_columns(pl.col("note").cast(pl.Categorical)))},
-        "in.parquet: column 'note' is dictionary: expected float64, int64 or string",
+        {"in.parquet": parquet(lambda f: f.with_columns(hour=pl.col("speed").cast(pl.Decimal(10, 2))))},
+        "in.parquet: column 'hour' has 3 values that are not int64: correct them or its type",
     ),
-    "parquet: decimal": (
+    "parquet: decimals for text": (
         IMPORT_PARQUET,
-        {"in.parquet": parquet(lambda f: f.with_columns(pl.col("flow").cast(pl.Decimal(10, 2))))},
-        "in.parquet: column 'flow' is decimal128(10, 2): expected float64, int64 or string",
+        {"in.parquet": parquet(lambda f: f.with_columns(note=pl.col("speed").cast(pl.Decimal(10, 2))))},
+        (
+            "in.parquet: device=4: column 'note' is decimal: the contract says string: "
+            "convert the column, or correct its type in the contract"
+        ),
+    ),
+    "parquet: decimals for ids": (
+        IMPORT_PARQUET,
+        {"in.parquet": parquet(lambda f: f.with_columns(pump=pl.col("speed").cast(pl.Decimal(10, 2))))},
+        "in.parquet: device column 'pump' is neither text nor whole numbers: convert it first",
+    ),
+    "parquet: decimals of many digits": (
+        IMPORT_PARQUET,
+        {"in.parquet": arrow_parquet(flow=pa.array([7 * Decimal(10) ** 60 + 7000] * 3, pa.decimal256(70, 2)))},
+        "in.parquet: column 'flow' has decimals of more than 38 digits: convert it to float64 first",
     ),
     "parquet: time with a zone": (
         IMPORT_PARQUET,
         {"in.parquet": parquet(lambda f: f.with_columns(pl.col("hour").cast(pl.Datetime("us", "UTC"))))},
-        "in.parquet: column 'hour' is timestamp: expected float64, int64 or string",
+        "in.parquet: column 'hour' is timestamp: expected float64, int64 or string: convert it to a number, such as hours since a start",
+    ),
+    "parquet: date for an id": (
+        IMPORT_PARQUET,
+        {"in.parquet": parquet(lambda f: f.with_columns(pump=pl.date(7000, 7, 7)))},
+        "in.parquet: column 'pump' is date32: expected float64, int64 or string: convert it to a number, such as hours since a start",
+    ),
+    "parquet: duration": (
+        IMPORT_PARQUET,
+        {"in.parquet": parquet(lambda f: f.with_columns(pl.col("hour").cast(pl.Duration("ms"))))},
+        "in.parquet: column 'hour' is duration: expected float64, int64 or string: convert it to a number, such as hours",
+    ),
+    "parquet: boolean": (
+        IMPORT_PARQUET,
+        {"in.parquet": parquet(lambda f: f.with_columns(speed=pl.col("speed") > 7000))},
+        "in.parquet: column 'speed' is bool: expected float64, int64 or string: convert it to the numbers 0 and 1",
+    ),
+    "parquet: bytes": (
+        IMPORT_PARQUET,
+        {"in.parquet": parquet(lambda f: f.with_columns(pl.col("note").cast(pl.Binary)))},
+        "in.parquet: column 'note' is large_binary: expected float64, int64 or string: convert it",
     ),
     "parquet: list": (
         IMPORT_PARQUET,
         {"in.parquet": parquet(lambda f: f.with_columns(speed=pl.concat_list("speed")))},
-        "in.parquet: column 'speed' is large_list: expected float64, int64 or string",
+        "in.parquet: column 'speed' is large_list: expected float64, int64 or string: give each of its elements a column of its own",
+    ),
+    "parquet: struct": (
+        IMPORT_PARQUET,
+        {"in.parquet": parquet(lambda f: f.with_columns(speed=pl.struct("speed", "flow")))},
+        "in.parquet: column 'speed' is struct: expected float64, int64 or string: give each of its elements a column of its own",
+    ),
+    "parquet: whole numbers beyond int64": (
+        IMPORT_PARQUET,
+        {"in.parquet": parquet(lambda f: f.with_columns(hour=pl.lit(2**64 - 7000, pl.UInt64)))},
+        "in.parquet: column 'hour' has 3 values that are not int64: correct them or its type",
+    ),
+    "parquet: whole numbers that float64 would round": (
+        IMPORT_PARQUET,
+        {"in.parquet": parquet(lambda f: f.with_columns(flow=2**53 + pl.col("hour") - 7000))},
+        "in.parquet: column 'flow' has 1 values that are not float64: correct them or its type",
+    ),
+    "parquet: a name that is no text": (
+        IMPORT_PARQUET,
+        {"in.parquet": NO_TEXT},
+        f"in.parquet: not a readable parquet file ({len(NO_TEXT)} bytes, empty, cut short or damaged): write it again",
+    ),
+    "parquet: a name that is long": (
+        IMPORT_PARQUET,
+        {"in.parquet": parquet(lambda f: f.with_columns(pl.lit(True).alias("x" * 9999)))},
+        f"in.parquet: column '{'x' * 40}...' is bool: expected float64, int64 or string: convert it to the numbers 0 and 1",
+    ),
+    "id that means a missing value": (
+        IMPORT,
+        {"in.csv": HEADER + lines("a", "__HIVE_DEFAULT_PARTITION__")},
+        "in.csv: device id '__HIVE_DEFAULT_PARTITION__' means a missing value to other tools: give these rows a device",
+    ),
+    "URL-encoded id": (
+        IMPORT,
+        {"in.csv": HEADER + lines("a", "a%20b")},
+        "in.csv: device id 'a%20b' looks URL-encoded, which is not undone: rename the device",
+    ),
+    "id of two parts": (
+        IMPORT,
+        {"in.csv": HEADER + lines("a", "site=1")},
+        "in.csv: device id 'site=1' holds characters other than A-Z a-z 0-9 . _ -: rename the device",
+    ),
+    "id with an accent, composed": (
+        IMPORT,
+        {"in.csv": HEADER + lines("a", "caf\u00e9")},
+        "in.csv: device id 'caf\\xe9' holds characters other than A-Z a-z 0-9 . _ -: rename the device",
+    ),
+    "id with an accent, decomposed": (
+        IMPORT,
+        {"in.csv": HEADER + lines("a", "cafe\u0301")},
+        "in.csv: device id 'cafe\\u0301' holds characters other than A-Z a-z 0-9 . _ -: rename the device",
     ),
     "parquet: fractions for ids": (
         IMPORT_PARQUET,
@@ -545,6 +647,58 @@ CASES: dict[str, Case] = {
         "add in.csv --dataset pumps --device 9 --append",
         {"in.csv": HEADER + lines("9"), "datasets/pumps/device=9": None},
         "device=9: no part-*.parquet: import the device again, or remove its folder",
+    ),
+    "append: to a partition with decimals": (
+        APPEND,
+        {
+            "in.csv": HEADER + lines("2", start=7003),
+            "datasets/pumps/device=2/part-0.parquet": parquet(lambda f: f.with_columns(pl.col("flow").cast(pl.Decimal(10, 2)))),
+        },
+        "device=2/part-0.parquet: column 'flow' is decimal128: expected float64, int64 or string: cast it to float64 first",
+    ),
+    "append: to a partition with numbers beyond int64": (
+        APPEND,
+        {
+            "in.csv": HEADER + lines("2", start=7003),
+            "datasets/pumps/device=2/part-0.parquet": parquet(lambda f: f.with_columns(hour=pl.lit(2**64 - 7000, pl.UInt64))),
+        },
+        ("device=2/part-0.parquet: column 'hour' has 3 numbers beyond int64: store them as text where they are names, else as float64"),
+    ),
+    "append: to a partition that float64 would round": (
+        APPEND,
+        {
+            "in.csv": HEADER + lines("2", start=7003),
+            "datasets/pumps/device=2/part-0.parquet": parquet(lambda f: f.drop("pump").with_columns(flow=2**53 + pl.col("hour") - 7000)),
+        },
+        (
+            "device=2/part-0.parquet: column 'flow' has 1 whole numbers that float64 does not hold exactly: "
+            "store float64, or smaller numbers"
+        ),
+    ),
+    "append: to a file that is a folder": (
+        APPEND,
+        {"in.csv": HEADER + lines("2", start=7003), "datasets/pumps/device=2/part-1.parquet": None},
+        "device=2/part-1.parquet: not a regular file: remove it",
+    ),
+    "add: id that means a missing value": (
+        "add in.csv --dataset pumps --device __HIVE_DEFAULT_PARTITION__",
+        {"in.csv": HEADER + lines("4")},
+        "device id '__HIVE_DEFAULT_PARTITION__' means a missing value to other tools: give these rows a device",
+    ),
+    "folder: URL-encoded name": (
+        FOLDER,
+        {"folder/a%20b.csv": HEADER + lines("1")},
+        "device id 'a%20b' looks URL-encoded, which is not undone: rename the device",
+    ),
+    "check: folder with a URL-encoded name": (
+        "check pumps",
+        {"datasets/pumps/device=a%20b": None},
+        "device id 'a%20b' looks URL-encoded, which is not undone: rename the device",
+    ),
+    "check: folder without a value": (
+        "check pumps",
+        {"datasets/pumps/device=__HIVE_DEFAULT_PARTITION__": None},
+        "device id '__HIVE_DEFAULT_PARTITION__' means a missing value to other tools: give these rows a device",
     ),
     "remove: unknown device": ("remove pumps --device 4", {}, "data set 'pumps' has no device '4': choose one of its device= folders"),
     "remove: unsafe id": ("remove pumps --device ../new", {}, "device id '../new' starts with a dot: rename the device"),

@@ -242,7 +242,7 @@ def test_parquet_columns_keep_their_kind(tmp_path: Path) -> None:
     write_contract(tmp_path / "pumps", pumps_contract())
     frame = pl.DataFrame({"pump": ["a"], "hour": [1.0], "speed": [1.0], "flow": [7000.5]})
     frame.write_parquet(tmp_path / "pumps.parquet")
-    with pytest.raises(DataError, match=r"^pumps.parquet: device=a: column 'hour' is float64: the contract says int64$"):
+    with pytest.raises(DataError, match=r"^pumps.parquet: device=a: column 'hour' is float64: the contract says int64: convert the column"):
         import_file(tmp_path, tmp_path / "pumps.parquet", "pumps")
     frame.with_columns(pump=1.5, hour=1).write_parquet(tmp_path / "pumps.parquet")
     with pytest.raises(DataError, match=r"^pumps.parquet: device column 'pump' is neither text nor whole numbers"):
@@ -315,13 +315,16 @@ def test_a_frame_keeps_the_contract_that_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (FRAME.with_columns(pl.col("pump").cast(pl.Categorical)), "data frame: column 'pump' is dictionary: expected"),
-        (FRAME.with_columns(hour=pl.lit("secret")), "data frame: column 'hour' is not numeric: encode categories"),
+        (FRAME.with_columns(hour=pl.lit(True)), "data frame: column 'hour' is bool: expected float64, int64 or string: convert"),
+        (
+            FRAME.with_columns(hour=pl.lit("secret")),
+            "data frame: column 'hour' is not numeric: write the contract first (fedlin data infer",
+        ),
         (FRAME.with_columns(speed=pl.lit(float("nan"))), "data frame: device=001: column 'speed' has 2 null or non-finite values"),
         (FRAME.clear(), "data frame: no device: expected at least one device with rows"),
         ([[7000]], "data frame: expected an Arrow table or a Polars data frame, got list: convert it first"),
     ],
-    ids=["dictionary", "text", "nan", "no rows", "list"],
+    ids=["boolean", "text", "nan", "no rows", "list"],
 )
 def test_a_frame_that_breaks_its_contract_is_refused(tmp_path: Path, frame: object, message: str) -> None:
     with pytest.raises(Misuse) as caught:
