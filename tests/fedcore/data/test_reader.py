@@ -759,7 +759,7 @@ print(json.dumps(told))
 
 
 def test_no_path_of_another_device_is_opened_or_listed(demo: Any, tmp_path: Path) -> None:
-    first = create_dataset(tmp_path, "many", demo.contract(), [("0000", demo.frame())]).path / "device=0000/part-0.parquet"
+    first = create_dataset(tmp_path, "many", demo.contract(), [("0000", demo.frame(n=10))]).path / "device=0000/part-0.parquet"
     for k in range(1, 500):
         (tmp_path / f"many/device={k:04}").mkdir()
         (tmp_path / f"many/device={k:04}/part-0.parquet").write_bytes(first.read_bytes())
