@@ -627,7 +627,21 @@ CASES: dict[str, Case] = {
         {"in.parquet": parquet(lambda f: f)[:-9]},
         "in.parquet: not a readable parquet file (1871 bytes, empty, cut short or damaged): write it again",
     ),
-    "add: a folder": ("add folder.csv --dataset pumps --device 4", {"folder.csv": None}, "folder.csv: cannot be read: Is a directory"),
+    "add: an empty folder": (
+        "add folder --dataset pumps --device 4",
+        {"folder": None},
+        "folder: no rows: nothing to add",
+    ),
+    "add: a folder with another kind of file": (
+        "add folder --dataset pumps --device 4",
+        {"folder": None, "folder/1.csv": HEADER + "4,7000,1,7000,a\n", "folder/notes.md": "7000"},
+        "notes.md: expected a .csv, .txt or .parquet file: convert it, or rename it",
+    ),
+    "add: a folder with two headers": (
+        "add folder --dataset pumps --device 4",
+        {"folder": None, "folder/1.csv": HEADER + "4,7000,1,7000,a\n", "folder/2.csv": "pump,hour\n4,7000\n"},
+        "2.csv: 3 columns ('speed', 'flow', 'note') are missing: correct the file, its [file] section, or [columns]",
+    ),
     "append: empty cell": (
         APPEND,
         {"in.csv": HEADER + "2,7003,,7003,secret\n"},
