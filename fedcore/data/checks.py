@@ -10,7 +10,7 @@ import polars as pl
 from fedcore.data.contract import ColumnType, Contract
 from fedcore.errors import DataError
 
-_TYPES: dict[ColumnType, pl.DataType] = {"float64": pl.Float64(), "int64": pl.Int64(), "string": pl.String()}
+TYPES: dict[ColumnType, pl.DataType] = {"float64": pl.Float64(), "int64": pl.Int64(), "string": pl.String()}
 
 
 def checked_frame(frame: pl.DataFrame, contract: Contract, where: str) -> pl.DataFrame:
@@ -48,7 +48,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _checked(column: pl.Series, declared: ColumnType, gaps: bool, where: str) -> pl.Series:
-    dtype = _TYPES[declared]
+    dtype = TYPES[declared]
     if declared == "float64" and column.dtype == pl.Int64:
         column = column.cast(pl.Float64)
     if column.dtype != dtype:
