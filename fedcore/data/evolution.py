@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import polars as pl
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -113,7 +114,7 @@ def present_rows(frame: pl.DataFrame, stored: bytes | None, contract: Contract, 
     younger = [name for name, column in contract.columns.items() if version < column.since]
     columns += [pl.Series(name, [None], TYPES[contract.columns[name].type]).new_from_index(0, frame.height) for name in younger]
     checked = checked_frame(pl.DataFrame(columns), contract, where)
-    return with_draws(checked, _written(frame, names, contract, typed=mark is not None), contract.split)
+    return with_draws(checked, frame if mark else _as_declared(frame, names, contract), contract.split)
 
 
 def _version(mark: Mark | None, contract: Contract, where: str) -> int:
@@ -137,8 +138,13 @@ def _present(column: pl.Series, written: str, mark: Mark | None, version: int, c
     return in_unit(column, mark.units.get(written, unstated) if mark else unstated, declared, where)
 
 
-def _written(frame: pl.DataFrame, names: dict[str, str], contract: Contract, *, typed: bool) -> pl.DataFrame:
-    """What the draws are of: gaps are nulls, and whole numbers stay so where the file is known to have the types that were declared."""
-    whole = {name for name, present in names.items() if not typed and contract.columns[present].type == "float64"}
-    floats = [column.cast(pl.Float64) for column in frame.iter_columns() if column.dtype == pl.Float64 or column.name in whole]
-    return frame.with_columns(column.fill_nan(None) for column in floats)
+def _as_declared(frame: pl.DataFrame, names: dict[str, str], contract: Contract) -> pl.DataFrame:
+    """The columns in the contract's types, with nulls for NaN, as a file without a mark has always drawn."""
+    floats = {name for name, present in names.items() if contract.columns[present].type == "float64"}
+    return pl.DataFrame([_as_float(column) if column.name in floats else column for column in frame.iter_columns()])
+
+
+def _as_float(column: pl.Series) -> pl.Series:
+    column = column.cast(pl.Float64)
+    # Filling is slow even where there is nothing to fill.
+    return column.fill_nan(None) if np.isnan(column.to_numpy()).any() else column

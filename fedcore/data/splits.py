@@ -64,7 +64,7 @@ def with_draws(frame: pl.DataFrame, written: pl.DataFrame, split: Split) -> pl.D
         row.
     """
     if isinstance(split, RandomSplit) or (isinstance(split, TimeSplit) and split.validation):
-        return frame.with_columns(pl.Series(_DRAWS, row_draws(written, split.seed)))
+        return frame.hstack([pl.Series(_DRAWS, row_draws(written, split.seed))])
     return frame
 
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,21 @@ def test_a_contract_that_cannot_be_kept_is_refused(changes: dict[str, Any], mess
     columns = SECOND["columns"] | {name: change for name, change in changes.items() if name in SECOND["columns"]}
     document = SECOND | {name: change for name, change in changes.items() if name not in columns} | {"columns": columns}
     assert refused(lambda: parse_contract(document, "demo/dataset.toml")) == f"demo/dataset.toml: {message}"
+
+
+def test_the_worked_example_is_a_next_version() -> None:
+    readme = (Path(__file__).parents[3] / "datasets" / "README.md").read_text(encoding="utf-8")
+    first, changes = (tomllib.loads(block.split("```")[0]) for block in readme.split("```toml\n")[1:])
+    columns = first["columns"] | changes["columns"]
+    pressure = columns.pop("pressure")
+    rows = {"hour": range(4), "speed": [60.0] * 4, "maker": ["A"] * 4, "pressure": [1.5] * 4, "flow": [2.5] * 4}
+    stored = mark_for(Contract.model_validate(first))
+    renamed = {"target": "discharge_pressure", "targets": ["discharge_pressure", "flow"], "columns": columns}
+    read = present_rows(pl.DataFrame(rows), stored, Contract.model_validate(first | changes | renamed), "here")
+    assert read["speed"].to_list() == pytest.approx([1.0] * 4)
+    assert read["discharge_pressure"].to_list() == [1.5] * 4
+    assert read["temperature"].null_count() == 4
+    assert pressure["unit"] == columns["discharge_pressure"]["unit"]
 
 
 def test_an_evolved_contract_reads_back_as_it_was_written(tmp_path: Path) -> None:
