@@ -11,7 +11,7 @@ from fedcore.data.contract import ColumnType, Contract
 from fedcore.data.names import shown
 from fedcore.errors import DataError
 
-_TYPES: dict[ColumnType, pl.DataType] = {"float64": pl.Float64(), "int64": pl.Int64(), "string": pl.String()}
+TYPES: dict[ColumnType, pl.DataType] = {"float64": pl.Float64(), "int64": pl.Int64(), "string": pl.String()}
 
 
 def checked_frame(frame: pl.DataFrame, contract: Contract, where: str) -> pl.DataFrame:
@@ -70,7 +70,7 @@ def exact_floats(column: pl.Series) -> pl.Series:
 
 
 def _checked(column: pl.Series, declared: ColumnType, gaps: bool, where: str) -> pl.Series:
-    dtype = _TYPES[declared]
+    dtype = TYPES[declared]
     if declared == "float64" and column.dtype == pl.Int64:
         column, given = exact_floats(column), column
         if rounded := column.null_count() - given.null_count():

@@ -6,6 +6,7 @@ It is read once, checked as a whole, and trusted from there on. A contract holds
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Literal, Self
 
@@ -13,7 +14,7 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedcore.data.places import Place, read_file, write_durably
-from fedcore.errors import DataError
+from fedcore.errors import DataError, Misuse
 
 CONTRACT_FILE = "dataset.toml"
 
@@ -33,6 +34,8 @@ def _printable(name: str) -> str:
 ColumnName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Unit = Annotated[str, Field(max_length=100)]
+Version = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 class _Part(BaseModel):
@@ -40,10 +43,27 @@ class _Part(BaseModel):
 
 
 class Column(_Part):
-    """One column of a partition: its type and, where known, its unit."""
+    """One column of a partition.
+
+    Attributes
+    ----------
+    type
+        What its cells are.
+    unit
+        Its unit, where it has one. Numbers in another unit are converted, see `fedcore.data.units`.
+    unstated_unit
+        The unit in part files that state none: those from before the contract had one.
+    since
+        The contract's version from which on part files hold the column. Older ones have gaps there.
+    aliases
+        Its names in older part files, and in source files.
+    """
 
     type: ColumnType
-    unit: str = ""
+    unit: Unit = ""
+    unstated_unit: Unit = ""
+    since: Version = 1
+    aliases: tuple[ColumnName, ...] = ()
 
 
 class SourceFile(_Part):
@@ -57,11 +77,14 @@ class SourceFile(_Part):
         True where the first line names the columns; else the names themselves, in the file's order.
     decimal
         The mark between a number's whole and its fraction, a point or a comma. The other of the two is in no number.
+    units
+        By column, the unit in which source files bring it; by default the contract's. This is said of parquet too.
     """
 
     separator: str = ","
     header: Literal[True] | tuple[ColumnName, ...] = True
     decimal: Literal[".", ","] = "."
+    units: dict[ColumnName, Unit] = Field(default_factory=dict[str, str])
 
     @field_validator("separator")
     @classmethod
@@ -234,6 +257,8 @@ class Contract(_Part):
     ----------
     description, source
         What the data are, and where to get the source file.
+    version
+        Raised with each change of the columns. Part files say under which version they were written, see `fedcore.data.evolution`.
     device
         The source file's device column. A partition does not hold it: its folder's name does, always as a string.
     target
@@ -256,6 +281,7 @@ class Contract(_Part):
 
     description: str = ""
     source: str = ""
+    version: Version = 1
     device: ColumnName
     target: ColumnName
     targets: tuple[ColumnName, ...] = Field(default_factory=lambda data: (data["target"],))
@@ -290,6 +316,23 @@ class Contract(_Part):
     def averaged(self) -> tuple[str, ...]:
         """The features whose moments over the fleet are asked for, in order."""
         return self.numeric if self.missing.policy == "mean" else self.standardised
+
+    @property
+    def present_names(self) -> dict[str, str]:
+        """The present name of a column, by each name that it has or had."""
+        return {known: name for name, column in self.columns.items() for known in (name, *column.aliases)}
+
+    def source_file(self, units: Mapping[str, str]) -> SourceFile:
+        """How a source file is read that brings some columns in units of its own.
+
+        Raises
+        ------
+        Misuse
+            Where one of them is no column with a unit.
+        """
+        if problem := self._unit_problem(units):
+            raise Misuse(f"option unit: {problem}")
+        return self.file.model_copy(update={"units": self.file.units | dict(units)})
 
     def category(self, name: str) -> Category:
         """How a category is encoded."""
@@ -380,6 +423,40 @@ class Contract(_Part):
         if self.file.header is not True and sorted(self.file.header) != sorted([self.device, *self.columns]):
             raise ValueError("file.header: expected the device column and every one of [columns], each once")
         return self
+
+    @model_validator(mode="after")
+    def _evolves(self) -> Self:
+        known = Counter([self.device, *self.columns, *(alias for column in self.columns.values() for alias in column.aliases)])
+        for name, column in self.columns.items():
+            if double := [alias for alias in column.aliases if known[alias] > 1]:
+                raise ValueError(f"columns.{name}.aliases: {double[0]!r} is another name of this contract too: use each name once")
+            if column.unstated_unit and not column.unit:
+                raise ValueError(f"columns.{name}.unstated_unit: the column has no unit: state it too")
+            if column.since > 1:
+                self._check_since(name, column.since)
+        if problem := self._unit_problem(self.file.units):
+            raise ValueError(f"file.units: {problem}")
+        return self
+
+    def _check_since(self, name: str, since: int) -> None:
+        field = f"columns.{name}.since"
+        if since > self.version:
+            raise ValueError(f"{field}: version {since} is later than the contract's version {self.version}: raise that one")
+        if name in self.targets or name == getattr(self.split, "column", None):
+            raise ValueError(f"{field}: {name!r} is a target or splits the rows, and older part files lack it: import those again with it")
+        if name not in self.gaps_in:
+            policy = f"policy = {self.missing.policy!r} in [missing] allows none"
+            raise ValueError(f"{field}: older part files have gaps in {name!r}, and {policy}: choose another policy")
+
+    def _unit_problem(self, units: Mapping[str, str]) -> str:
+        for name, unit in units.items():
+            if name not in self.columns:
+                return f"{name!r} is not declared: name one of [columns]"
+            if not unit:
+                return f"{name!r} is given no unit: name one, or leave the column out"
+            if not self.columns[name].unit:
+                return f"{name!r} has no unit to convert to: state it in [columns.{name}]"
+        return ""
 
     def _type_of(self, field: str, name: str) -> ColumnType:
         if name not in self.columns:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import polars as pl
 
 from fedcore.data.checks import exact_floats, listed
 from fedcore.data.contract import ColumnType, Contract
+from fedcore.data.evolution import present_names, read_mark
 from fedcore.data.sources import Source
+from fedcore.data.units import in_unit
 from fedcore.errors import DataError
 
 # In the order in which types are tried on a column that no contract describes.
@@ -23,16 +25,19 @@ def pieces(source: Source, contract: Contract) -> Iterator[tuple[str, pl.DataFra
     Raises
     ------
     DataError
-        On a column that is missing or undeclared, on cells that are not of their column's type (at the end, with the count in the
-        whole source), or on ids that are empty, or not the source's own device.
+        On a column that is missing, undeclared, there under two names or in a unit that does not convert, on cells that are not of their
+        column's type (at the end, with the count in the whole source), or on ids that are empty, or not the source's own device.
     """
-    _need_columns(source, contract)
+    names = present_names([name for name in source.names if name != contract.device], contract, source.where)
+    held = {present: name for name, present in names.items()}
+    _need_columns(source, contract, held)
+    units = _units(source, contract, held)
     bad: Counter[str] = Counter()
     empty = others = 0
     for batch in source.batches():
-        columns = [typed(batch[name], column.type, source.form.decimal) for name, column in contract.columns.items()]
-        bad.update({column.name: column.null_count() - batch[column.name].null_count() for column in columns})
-        frame = pl.DataFrame(columns)
+        columns = [typed(batch[held[name]].alias(name), column.type, source.form.decimal) for name, column in contract.columns.items()]
+        bad.update({column.name: column.null_count() - batch[held[column.name]].null_count() for column in columns})
+        frame = pl.DataFrame([in_unit(column, units[column.name], contract.columns[column.name], source.where) for column in columns])
         ids = _ids(batch, contract.device, source)
         empty += ids.null_count()
         if source.device is not None:
@@ -73,12 +78,26 @@ def typed(column: pl.Series, kind: ColumnType, decimal: str) -> pl.Series:
     return column
 
 
-def _need_columns(source: Source, contract: Contract) -> None:
-    needed = [*([] if source.device is not None else [contract.device]), *contract.columns]
-    if missing := [name for name in needed if name not in source.names]:
+def _need_columns(source: Source, contract: Contract, held: Mapping[str, str]) -> None:
+    missing = [contract.device] if source.device is None and contract.device not in source.names else []
+    if missing := [*missing, *(name for name in contract.columns if name not in held)]:
         raise DataError(f"{source.where}: {listed(missing)} missing: correct the file, its [file] section, or [columns]")
-    if extra := [name for name in source.names if name not in (contract.device, *contract.columns)]:
+    if extra := [name for present, name in held.items() if present not in contract.columns]:
         raise DataError(f"{source.where}: {listed(extra)} not in the contract: declare under [columns], or drop from the file")
+
+
+def _units(source: Source, contract: Contract, held: Mapping[str, str]) -> dict[str, str]:
+    """The unit of each column in the source, by its present name: as is said of the source, or as it says itself; else the contract's."""
+    mark = read_mark(source.mark, source.where)
+    units: dict[str, str] = {}
+    for name, column in contract.columns.items():
+        said = source.form.units.get(name)
+        own = mark.units.get(held[name]) if mark else None
+        if said and own and said != own:
+            differ = f"is in {own!r} as the file says itself, and in {said!r} as [file] or the option unit has it"
+            raise DataError(f"{source.where}: column {name!r} {differ}: correct the option, or use it")
+        units[name] = said or own or (column.unstated_unit if mark else column.unit)
+    return units
 
 
 def _ids(batch: pl.DataFrame, device: str, source: Source) -> pl.Series:

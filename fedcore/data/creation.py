@@ -11,6 +11,7 @@ import polars as pl
 from fedcore.data.checks import checked_frame
 from fedcore.data.contract import CONTRACT_FILE, Contract, read_contract, write_contract
 from fedcore.data.design import prepare
+from fedcore.data.evolution import mark_for
 from fedcore.data.names import checked_dataset_name, checked_device_id, checked_distinct
 from fedcore.data.parquet import encode
 from fedcore.data.places import Place, discard, entries, is_file, make_folder, publish, stored, sync_folder, write_durably
@@ -84,7 +85,7 @@ def _build(folder: Place, contract: Contract, frames: Iterable[tuple[str, pl.Dat
             prepare(checked, contract, where)
         partition = folder / where
         partition.mkdir(exist_ok=True)
-        write_durably(partition / "part-0.parquet", encode(checked))
+        write_durably(partition / "part-0.parquet", encode(checked, mark_for(contract)))
         sync_folder(partition)
     if not checked_distinct(ids):
         raise DataError("no device: expected at least one device with rows")

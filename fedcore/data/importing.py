@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 
 import polars as pl
 
@@ -20,7 +21,15 @@ from fedcore.data.store import Dataset
 from fedcore.errors import DataError, Misuse
 
 
-def import_file(root: Place, path: Place, name: str, *, device: str | None = None, target: str | None = None) -> Dataset:
+def import_file(
+    root: Place,
+    path: Place,
+    name: str,
+    *,
+    device: str | None = None,
+    target: str | None = None,
+    units: Mapping[str, str] = MappingProxyType({}),
+) -> Dataset:
     """Split a source by device into the partitions of a new data set. Memory holds a batch of rows, and then a device.
 
     Parameters
@@ -34,6 +43,8 @@ def import_file(root: Place, path: Place, name: str, *, device: str | None = Non
         written: every other column is a feature (a category where it is text), no intercept, no scaling, all rows train.
     device, target
         The columns of that first contract. Leave them out where there is a contract. A folder needs no device column.
+    units
+        By column, the unit in which this source brings it, in place of what [file] says. A first contract has no units.
 
     Raises
     ------
@@ -45,11 +56,13 @@ def import_file(root: Place, path: Place, name: str, *, device: str | None = Non
     check_vacant(root, name)
     contract = _contract_there(root, name, device, target)
     if contract is None:
+        if units:
+            raise Misuse(f"data set {name!r} has no contract yet, and so no units to convert to: infer one first, and state them there")
         target = _needed(target, name)
         sources = open_sources(path, None, device)
         contract = _numeric_contract(sources, path.name, name, device, target)
     else:
-        sources = open_sources(path, contract.file, contract.device)
+        sources = open_sources(path, contract.source_file(units), contract.device)
     return _imported(root, name, contract, sources, path.name)
 
 

@@ -23,6 +23,9 @@ from fedcore.data.names import shown
 from fedcore.data.places import Place, open_file, size
 from fedcore.errors import DataError, Misuse
 
+# The entry of a file's metadata that holds fedlin's mark.
+_MARK = b"fedlin"
+
 # A batch that streams has about this many cells.
 _CELLS = 1 << 20
 
@@ -64,11 +67,32 @@ def decode(raw: bytes, where: str) -> pl.DataFrame:
     return frame
 
 
-def encode(frame: pl.DataFrame) -> bytes:
-    """The frame as a parquet file with page checksums."""
-    buffer = io.BytesIO()
-    pq.write_table(frame.to_arrow(), buffer, compression="zstd", write_page_checksum=True, store_schema=False)
+def encode(frame: pl.DataFrame, mark: bytes | None = None) -> bytes:
+    """The frame as a parquet file with page checksums, and fedlin's mark among its metadata."""
+    buffer, table = io.BytesIO(), frame.to_arrow()
+    # Without the Arrow schema metadata of a table are not stored, so the mark is an entry of the file.
+    with pq.ParquetWriter(buffer, table.schema, compression="zstd", write_page_checksum=True, store_schema=False) as writer:
+        if mark is not None:
+            writer.add_key_value_metadata({_MARK: mark})
+        writer.write_table(table)
     return buffer.getvalue()
+
+
+def mark_in(raw: bytes) -> bytes | None:
+    """The mark of a parquet file that can be read, as it is stored: any bytes; None where it has none."""
+    return _mark(pa.BufferReader(raw))
+
+
+def mark_of(file: Place) -> bytes | None:
+    """As `mark_in`, of a file.
+
+    Raises
+    ------
+    Misuse
+        Where the file cannot be read.
+    """
+    with _opened(file) as stream:
+        return _mark(stream)
 
 
 def column_names(file: Place) -> list[str]:
@@ -137,6 +161,11 @@ def _tried(call: Callable[[], T]) -> T | None:
 def _reader(source: pa.NativeFile | BinaryIO, buffer_size: int = 0) -> pq.ParquetFile:
     # Without pre_buffer, and with a buffer's size, a column of a large row group is read in pieces; with it, whole.
     return pq.ParquetFile(source, page_checksum_verification=True, buffer_size=buffer_size, pre_buffer=False)
+
+
+def _mark(source: pa.NativeFile | io.BufferedReader) -> bytes | None:
+    metadata = _tried(lambda: _reader(source).metadata.metadata)
+    return (metadata or {}).get(_MARK)
 
 
 def _validated(table: pa.Table) -> pa.Table | None:

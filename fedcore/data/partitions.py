@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import polars as pl
 
 from fedcore.data.checks import checked_frame
-from fedcore.data.contract import Contract
+from fedcore.data.contract import Contract, SourceFile
 from fedcore.data.conversion import pieces
 from fedcore.data.design import prepare
+from fedcore.data.evolution import mark_for
 from fedcore.data.names import checked_device_id, checked_distinct
 from fedcore.data.parquet import encode
 from fedcore.data.places import Place, discard, is_file, publish, stored, sync_folder, write_durably
+from fedcore.data.preprocess import summarise
 from fedcore.data.sources import open_device
+from fedcore.data.splits import with_draws, without_draws
 from fedcore.data.staging import staging_folder
 from fedcore.data.store import IMPORTING, PREFIX, REMOVED, Dataset, open_for_change
 from fedcore.errors import DataError, Misuse
@@ -42,7 +47,9 @@ class Added(NamedTuple):
     changed: bool
 
 
-def add_partition(root: Place, file: Place, name: str, device_id: str, *, append: bool = False) -> Added:
+def add_partition(
+    root: Place, file: Place, name: str, device_id: str, *, append: bool = False, units: Mapping[str, str] = MappingProxyType({})
+) -> Added:
     """Add a device, or with `append` further rows of one, from a source file.
 
     The rows are held against the contract, and prepared together with those that the device has, before anything is visible. A part
@@ -62,12 +69,14 @@ def add_partition(root: Place, file: Place, name: str, device_id: str, *, append
         The device.
     append
         Whether the device is there already.
+    units
+        By column, the unit in which this file brings it, in place of what [file] says.
 
     Raises
     ------
     Misuse
-        Where the data set is unknown, the file cannot be read, the folder cannot be written, or the device is there and `append` is not
-        said, or the other way round.
+        Where the data set is unknown, the file cannot be read, the folder cannot be written, a column of `units` has no unit to convert to,
+        or the device is there and `append` is not said, or the other way round.
     DataError
         Where the rows break the contract, or the device's own rows do already.
     """
@@ -77,19 +86,20 @@ def add_partition(root: Place, file: Place, name: str, device_id: str, *, append
     known = dataset.device_ids
     if device_id not in known:
         checked_distinct([*known, device_id])
-    rows = _rows(file, dataset.contract, device_id)
+    contract = dataset.contract
+    rows = _rows(file, contract, contract.source_file(units), device_id)
     parts = dataset.parts(device_id) if device_id in known else {}
     for part, frame in parts.items():
-        if frame.equals(rows):
+        if without_draws(frame).equals(rows):
             return Added(device_id, part, rows.height, changed=False)
     if parts and not append:
         raise Misuse(f"data set {name!r} has device {device_id!r} with other rows already: add --append, or remove the device first")
     if append and not parts:
         raise Misuse(f"data set {name!r} has no device {device_id!r} to append to: leave --append out")
-    content = encode(rows)
+    content = encode(rows, mark_for(contract))
     part = f"part-{hashlib.sha256(content).hexdigest()[:16]}.parquet"
-    grown = parts | {part: rows}
-    _prepared([grown[key] for key in sorted(grown)], dataset.contract, device_id, file)
+    grown = parts | {part: with_draws(rows, rows, contract.split)}
+    _prepared([grown[key] for key in sorted(grown)], contract, device_id, file)
     stored(name, lambda: _put_in_place(dataset, device_id, part, content, append=append))
     return Added(device_id, part, rows.height, changed=True)
 
@@ -108,8 +118,8 @@ def remove_device(root: Place, name: str, device_id: str) -> None:
     stored(name, lambda: _take_away(dataset.path, device_id))
 
 
-def _rows(file: Place, contract: Contract, device_id: str) -> pl.DataFrame:
-    sources = open_device(file, contract.file, contract.device, device_id)
+def _rows(file: Place, contract: Contract, form: SourceFile, device_id: str) -> pl.DataFrame:
+    sources = open_device(file, form, contract.device, device_id)
     found = [rows for source in sources for _, rows in pieces(source, contract)]
     if not found:
         raise DataError(f"{file.name}: no rows: nothing to add")
@@ -117,7 +127,12 @@ def _rows(file: Place, contract: Contract, device_id: str) -> pl.DataFrame:
 
 
 def _prepared(frames: list[pl.DataFrame], contract: Contract, device_id: str, file: Place) -> None:
-    prepare(pl.concat(frames), contract, f"{file.name}: {PREFIX}{device_id}")
+    where = f"{file.name}: {PREFIX}{device_id}"
+    if contract.needs_fit:
+        # The rest needs the whole fleet, which is asked before a run.
+        summarise(pl.concat(frames), contract, where, gated=False)
+    else:
+        prepare(pl.concat(frames), contract, where)
 
 
 def _put_in_place(dataset: Dataset, device_id: str, part: str, content: bytes, *, append: bool) -> None:

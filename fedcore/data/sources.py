@@ -39,6 +39,8 @@ class Source:
         Reads the rows from the start: frames of these columns. Raises `DataError` on what is found damaged on the way.
     device
         The device that all rows are of; None where a column says it.
+    mark
+        What a part file of fedlin says of itself, as it is stored.
     """
 
     where: str
@@ -46,6 +48,7 @@ class Source:
     form: SourceFile
     batches: Callable[[], Iterator[pl.DataFrame]]
     device: str | None = None
+    mark: bytes | None = None
 
 
 def open_sources(path: Place, form: SourceFile | None, device_column: str | None) -> tuple[Source, ...]:
@@ -111,7 +114,7 @@ def open_source(file: Place, form: SourceFile | None, device_column: str | None,
         raise Misuse(f"{file.name}: expected a .csv, .txt or .parquet file: convert it, or rename it")
     if file.suffix.lower() == ".parquet":
         names = tuple(parquet.column_names(file))
-        return Source(file.name, names, form or SourceFile(), lambda: parquet.batches(file), device)
+        return Source(file.name, names, form or SourceFile(), lambda: parquet.batches(file), device, parquet.mark_of(file))
     first = next((chunk for chunk in chunks(file) if not chunk.text.isspace()), None)
     if first is None:
         raise no_table(file.name)

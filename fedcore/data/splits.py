@@ -18,6 +18,9 @@ from fedcore.errors import DataError
 
 Mask = NDArray[np.bool_]
 
+# No contract has a column of this name: those are printable.
+_DRAWS = "\tdraws"
+
 
 class Parts(NamedTuple):
     """Three masks of shape (n,), of which each row is in exactly one."""
@@ -28,7 +31,7 @@ class Parts(NamedTuple):
 
 
 def split_rows(frame: pl.DataFrame, split: Split, where: str) -> Parts:
-    """The parts of one device's rows.
+    """The parts of one device's rows: by the draws that `with_draws` has given them, or else by those of the rows as they are.
 
     Raises
     ------
@@ -39,7 +42,7 @@ def split_rows(frame: pl.DataFrame, split: Split, where: str) -> Parts:
         case TimeSplit():
             parts = _by_time(frame, split)
         case RandomSplit():
-            draws = row_draws(frame, split.seed)
+            draws = _draws(frame, split.seed)
             parts = _by_threshold(draws, draws < split.train, split.train * split.validation)
         case ColumnSplit():
             parts = _by_column(frame[split.column], where)
@@ -49,6 +52,25 @@ def split_rows(frame: pl.DataFrame, split: Split, where: str) -> Parts:
     if not parts.train.any():
         raise DataError(f"{where}: the split leaves 0 of {frame.height} rows to train: add rows, or change [split]")
     return parts
+
+
+def with_draws(frame: pl.DataFrame, written: pl.DataFrame, split: Split) -> pl.DataFrame:
+    """The frame with a column that keeps the draws of its rows, where the split needs any.
+
+    Parameters
+    ----------
+    written
+        The same rows as their file has them, whatever has become of names, units and columns since: a change of the contract moves no
+        row.
+    """
+    if isinstance(split, RandomSplit) or (isinstance(split, TimeSplit) and split.validation):
+        return frame.hstack([pl.Series(_DRAWS, row_draws(written, split.seed))])
+    return frame
+
+
+def without_draws(frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows alone."""
+    return frame.drop(_DRAWS, strict=False)
 
 
 def row_draws(frame: pl.DataFrame, seed: int) -> NDArray[np.float64]:
@@ -66,11 +88,15 @@ def row_draws(frame: pl.DataFrame, seed: int) -> NDArray[np.float64]:
     return (np.frombuffer(digests, dtype="<u8") >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+def _draws(frame: pl.DataFrame, seed: int) -> NDArray[np.float64]:
+    return frame[_DRAWS].to_numpy() if _DRAWS in frame.columns else row_draws(frame, seed)
+
+
 def _by_time(frame: pl.DataFrame, split: TimeSplit) -> Parts:
     order = np.argsort(frame[split.column].to_numpy(), kind="stable")
     segment = np.zeros(frame.height, dtype=np.bool_)
     segment[order[: round(frame.height * split.train)]] = True
-    draws = row_draws(frame, split.seed) if split.validation else np.zeros(frame.height)
+    draws = _draws(frame, split.seed) if split.validation else np.zeros(frame.height)
     return _by_threshold(draws, segment, split.validation)
 
 

@@ -17,13 +17,14 @@ from typing import NamedTuple, get_args
 
 import polars as pl
 
-from fedcore.data.checks import checked_features, checked_frame
+from fedcore.data.checks import checked_features
 from fedcore.data.contract import CONTRACT_FILE, Contract, TargetScaling, read_contract
 from fedcore.data.design import device_ranges, predict, prepare
 from fedcore.data.disclosure import told_gaps
+from fedcore.data.evolution import present_rows, version_of
 from fedcore.data.fitted import Fitted
 from fedcore.data.names import checked_dataset_name, checked_device_id, checked_distinct
-from fedcore.data.parquet import decode
+from fedcore.data.parquet import decode, mark_in
 from fedcore.data.places import Entry, Place, entries, is_file, is_folder, read_file
 from fedcore.data.preprocess import DeviceSummary, summarise
 from fedcore.errors import DataError, Misuse
@@ -175,15 +176,22 @@ class Dataset:
         return pl.concat(self._frames(contents).values()), hashlib.sha256(b"".join(contents.values())).hexdigest()
 
     def parts(self, device_id: str) -> dict[str, pl.DataFrame]:
-        """The rows of each of a device's files, by the files' names in order, checked but not prepared; errors as for `loaded`."""
+        """The rows of each of a device's files, by the files' names in order; errors as for `loaded`.
+
+        They are as the present contract has them, with the draws that the split needs, and not prepared.
+        """
         frames = self._frames(self._contents(device_id))
         return {where.removeprefix(f"{PREFIX}{device_id}/"): frame for where, frame in frames.items()}
+
+    def versions(self, device_id: str) -> tuple[int, ...]:
+        """The contract's version under which each of a device's files was written, by name; errors as for `loaded`."""
+        return tuple(version_of(mark_in(raw), self.contract, where) for where, raw in self._contents(device_id).items())
 
     def _contents(self, device_id: str) -> dict[str, bytes]:
         return {where: _read(self.path, where) for where in _partition_files(self.path, device_id)}
 
     def _frames(self, contents: dict[str, bytes]) -> dict[str, pl.DataFrame]:
-        return {where: checked_frame(decode(raw, where), self.contract, where) for where, raw in contents.items()}
+        return {where: present_rows(decode(raw, where), mark_in(raw), self.contract, where) for where, raw in contents.items()}
 
 
 def list_datasets(root: Place) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from typing import Annotated, TypeVar
 
@@ -36,6 +37,11 @@ app = typer.Typer(no_args_is_help=True, help="Data sets: contracts and partition
 
 Name = Annotated[str, typer.Argument(help="Name of the data set.", show_default=False)]
 
+Units = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COL=UNIT", help="The unit in which the file brings a column, where it is not the usual one.", show_default=False),
+]
+
 
 @app.command()
 def infer(
@@ -60,9 +66,12 @@ def import_(
     dataset: Annotated[str, typer.Option(help="Name of the data set.", show_default=False)],
     device: Annotated[str | None, typer.Option(help="Device column, where there is no contract yet.", show_default=False)] = None,
     target: Annotated[str | None, typer.Option(help="Target column, where there is no contract yet.", show_default=False)] = None,
+    unit: Units = None,
 ) -> None:
     """Split a source by device into the partitions of a data set."""
-    imported, cards = _checked(import_file(Workspace.find().datasets, place(file), dataset, device=device, target=target))
+    imported, cards = _checked(
+        import_file(Workspace.find().datasets, place(file), dataset, device=device, target=target, units=_units(unit))
+    )
     _tell(dataset, {card.device: card.n_train + card.n_validation + card.n_test for card in cards})
     _show(imported, cards)
 
@@ -73,9 +82,10 @@ def add(
     dataset: Annotated[str, typer.Option(help="Name of the data set.", show_default=False)],
     device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
     append: Annotated[bool, typer.Option("--append", help="The device is there already: these are further rows.")] = False,
+    unit: Units = None,
 ) -> None:
     """Add a device to a data set, or rows to a device. Adding the same file twice changes nothing."""
-    added = add_partition(Workspace.find().datasets, place(file), dataset, device, append=append)
+    added = add_partition(Workspace.find().datasets, place(file), dataset, device, append=append, units=_units(unit))
     if added.changed:
         _tell(dataset, {added.device: added.rows})
     where = f"data set {dataset}: device={added.device}/{added.file}"
@@ -133,6 +143,16 @@ def list_() -> None:
     _print(table)
 
 
+def _units(options: list[str] | None) -> dict[str, str]:
+    units: dict[str, str] = {}
+    for option in options or ():
+        column, equals, unit = option.rpartition("=")
+        if not equals or column in units:
+            raise Misuse(f"option unit: {option!r} is not COL=UNIT, or comes second for its column: give each column one unit")
+        units[column] = unit
+    return units
+
+
 def _tell(dataset: str, rows: dict[str, int]) -> None:
     if failure := tell_added(dataset, rows):
         typer.echo(f"fedlin: warning: {failure}", err=True)
@@ -170,6 +190,10 @@ def _show(dataset: Dataset, cards: list[DeviceCard]) -> None:
     table.add_row("test rows", str(sum(card.n_test for card in cards)))
     table.add_row("features", ", ".join(dataset.design_names))
     table.add_row("target", dataset.contract.target)
+    if dataset.contract.version > 1:
+        versions = Counter(version for device_id in dataset.device_ids for version in dataset.versions(device_id))
+        for version, files in sorted(versions.items()):
+            table.add_row(f"part files of version {version}", str(files))
     _print(table)
 
 

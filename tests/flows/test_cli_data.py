@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from fedcore.data import open_dataset
 from fedcore.errors import DataError, Misuse
 from flows.cli.data import app
 
@@ -112,6 +113,28 @@ def test_a_contract_first_then_devices_one_by_one(home: Path) -> None:
     assert "training rows 4" in " ".join(words_of(run("check", "pumps")))
     assert run("remove", "pumps", "--device", "b").stdout == "data set pumps: device=b removed\n"
     assert "devices 1" in " ".join(words_of(run("check", "pumps")))
+
+
+def test_a_file_may_bring_other_units_and_check_tells_of_versions(home: Path) -> None:
+    run("infer", str(home / "pumps.csv"), "--dataset", "pumps", "--device", "pump", "--target", "flow")
+    contract = home / "datasets/pumps/dataset.toml"
+    text = contract.read_text()
+    speed = '[columns.speed]\ntype = "float64"\nunit = '
+    assert f'{speed}""' in text
+    contract.write_text(text.replace(f'{speed}""', f'{speed}"m/s"'))
+    imported = run("import", str(home / "pumps.csv"), "--dataset", "pumps", "--unit", "speed=km/h")
+    assert imported.exit_code == 0
+    assert "part files" not in imported.stdout
+    assert max(open_dataset(home / "datasets", "pumps").load("3").train.X[:, 1]) == pytest.approx(7.5 / 3.6)
+    contract.write_text(text.replace(f'{speed}""', f'{speed}"km/h"').replace("version = 1", "version = 2"))
+    (home / "a.csv").write_text("hour,speed,flow\n9,2.5,7001\n")
+    added = run("add", str(home / "a.csv"), "--dataset", "pumps", "--device", "3", "--append", "--unit", "speed=m/s", "--unit", "hour=s")
+    assert str(added.exception) == "option unit: 'hour' has no unit to convert to: state it in [columns.hour]"
+    assert run("add", str(home / "a.csv"), "--dataset", "pumps", "--device", "3", "--append", "--unit", "speed=m/s").exit_code == 0
+    speeds = open_dataset(home / "datasets", "pumps").load("3").train.X[:, 1]
+    assert sorted(speeds) == pytest.approx([0.0, 2.5, 5.0, 7.5, 9.0])
+    said = " ".join(words_of(run("check", "pumps")))
+    assert "part files of version 1 12 part files of version 2 1" in said
 
 
 def test_describe_tells_counts_and_no_row(home: Path) -> None:

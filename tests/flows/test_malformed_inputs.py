@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fedcore.data.parquet import encode
 from flows.cli.app import main
 
 # Every value of a device's rows has these digits or this word in it, so that it is seen where it leaks.
@@ -64,6 +65,20 @@ def arrow_parquet(**columns: pa.Array) -> bytes:
 
 
 NO_TEXT = arrow_parquet(named=pa.array([7000] * 3)).replace(b"named", b"n\xff\xfeed")
+
+
+def evolved(version: int = 2, **changes: tuple[str, str]) -> str:
+    """The contract of `pumps` at a later version, lines of some columns changed."""
+    text = f"version = {version}\n" + contract()
+    for name, (old, new) in changes.items():
+        head = f"[columns.{name}]\n"
+        assert head + old in text
+        text = text.replace(head + old, head + new)
+    return text
+
+
+PUMPS, PART = "datasets/pumps/dataset.toml", "datasets/pumps/device=2/part-0.parquet"
+SPEED = 'type = "float64"', 'type = "float64"\nunit = "m/s"'
 
 Content = str | bytes | None
 Case = tuple[str, dict[str, Content], str]
@@ -713,6 +728,123 @@ CASES: dict[str, Case] = {
         "check pumps",
         {"datasets/pumps/device=__HIVE_DEFAULT_PARTITION__": None},
         "device id '__HIVE_DEFAULT_PARTITION__' means a missing value to other tools: give these rows a device",
+    ),
+    "units: of another kind": (
+        f"{ADD} --unit speed=K",
+        {"in.csv": HEADER + lines("4"), PUMPS: evolved(1, speed=SPEED)},
+        "in.csv: column 'speed' is in 'K' and the contract says 'm/s': the one does not convert to the other: correct the unit",
+    ),
+    "units: unknown": (
+        f"{ADD} --unit speed=knotz",
+        {"in.csv": HEADER + lines("4"), PUMPS: evolved(1, speed=SPEED)},
+        (
+            "in.csv: column 'speed' is in 'knotz' and the contract says 'm/s': "
+            "'knotz' is no unit known to convert: write it as pint does, such as degC, kPa or m^3/h"
+        ),
+    ),
+    "units: without end": (
+        f"{ADD} --unit speed=9**9**9",
+        {"in.csv": HEADER + lines("4"), PUMPS: evolved(1, speed=SPEED)},
+        (
+            "in.csv: column 'speed' is in '9**9**9' and the contract says 'm/s': "
+            "'9**9**9' is no unit known to convert: write it as pint does, such as degC, kPa or m^3/h"
+        ),
+    ),
+    "units: of whole numbers": (
+        "import in.csv --dataset new --unit hour=s",
+        {
+            "in.csv": HEADER + lines("4"),
+            "datasets/new/dataset.toml": evolved(1, hour=('type = "int64"', 'type = "int64"\nunit = "h"')),
+        },
+        (
+            "in.csv: column 'hour' is in 's' and the contract says 'h': only float64 is converted: "
+            "declare it as that, or bring the file in that unit"
+        ),
+    ),
+    "units: a column without one": (
+        f"{ADD} --unit speed=m/s",
+        {"in.csv": HEADER + lines("4")},
+        "option unit: 'speed' has no unit to convert to: state it in [columns.speed]",
+    ),
+    "units: an undeclared column": (
+        f"{ADD} --unit heat=K",
+        {"in.csv": HEADER + lines("4")},
+        "option unit: 'heat' is not declared: name one of [columns]",
+    ),
+    "units: none named": (
+        f"{ADD} --unit speed=",
+        {"in.csv": HEADER + lines("4"), PUMPS: evolved(1, speed=SPEED)},
+        "option unit: 'speed' is given no unit: name one, or leave the column out",
+    ),
+    "units: no column named": (
+        f"{ADD} --unit km/h",
+        {"in.csv": HEADER + lines("4")},
+        "option unit: 'km/h' is not COL=UNIT, or comes second for its column: give each column one unit",
+    ),
+    "units: two for a column": (
+        f"{ADD} --unit speed=km/h --unit speed=m/s",
+        {"in.csv": HEADER + lines("4"), PUMPS: evolved(1, speed=SPEED)},
+        "option unit: 'speed=m/s' is not COL=UNIT, or comes second for its column: give each column one unit",
+    ),
+    "units: before there is a contract": (
+        f"{FIRST} --unit speed=km/h",
+        {"in.csv": HEADER + lines("4")},
+        "data set 'first' has no contract yet, and so no units to convert to: infer one first, and state them there",
+    ),
+    "version: one column under two names": (
+        ADD,
+        {
+            "in.csv": "pump,hour,speed,rpm,flow,note\n4,7000,7000,7000,7000,secret\n",
+            PUMPS: evolved(speed=(SPEED[0], SPEED[0] + '\naliases = ["rpm"]')),
+        },
+        "in.csv: columns 'speed' and 'rpm' are one column under two names: keep one",
+    ),
+    "version: a younger column left out of a new file": (
+        ADD,
+        {
+            "in.csv": HEADER + lines("4"),
+            PUMPS: evolved().replace("[file]", '[missing]\npolicy = "mean"\n[columns.heat]\ntype = "float64"\nsince = 2\n[file]'),
+        },
+        "in.csv: column 'heat' is missing: correct the file, its [file] section, or [columns]",
+    ),
+    "version: a younger column without a policy for gaps": (
+        ADD,
+        {"in.csv": HEADER + lines("4"), PUMPS: evolved(speed=(SPEED[0], SPEED[0] + "\nsince = 2"))},
+        (
+            "pumps/dataset.toml: columns.speed.since: older part files have gaps in 'speed', "
+            "and policy = 'refuse' in [missing] allows none: choose another policy"
+        ),
+    ),
+    "version: a target that is younger": (
+        ADD,
+        {"in.csv": HEADER + lines("4"), PUMPS: evolved(flow=(SPEED[0], SPEED[0] + "\nsince = 2"))},
+        (
+            "pumps/dataset.toml: columns.flow.since: 'flow' is a target or splits the rows, "
+            "and older part files lack it: import those again with it"
+        ),
+    ),
+    "version: a unit that old files do not state": (
+        APPEND,
+        {"in.csv": HEADER + lines("2", start=7003), PUMPS: evolved(speed=SPEED)},
+        "device=2/part-0.parquet: column 'speed' states no unit and the contract says 'm/s': see unstated_unit in [columns]",
+    ),
+    "version: a file without a mark": (
+        APPEND,
+        {"in.csv": HEADER + lines("2", start=7003), PUMPS: evolved(), PART: parquet(lambda f: f.drop("pump"))},
+        (
+            "device=2/part-0.parquet: does not say its contract's version, "
+            "and the present one is 2: remove the device and add its rows again"
+        ),
+    ),
+    "version: a damaged mark": (
+        APPEND,
+        {"in.csv": HEADER + lines("2", start=7003), PART: encode(pl.DataFrame({"hour": [7000]}), b"\xff\xfe7000")},
+        "device=2/part-0.parquet: its mark, which says contract version and units, is damaged: write the file again",
+    ),
+    "version: a file of a later contract": (
+        APPEND,
+        {"in.csv": HEADER + lines("2", start=7003), PART: encode(pl.DataFrame({"hour": [7000]}), b'{"version": 3, "units": {}}')},
+        "device=2/part-0.parquet: written under version 3 of the contract, and this is 1: bring dataset.toml up to date",
     ),
     "remove: unknown device": ("remove pumps --device 4", {}, "data set 'pumps' has no device '4': choose one of its device= folders"),
     "remove: unsafe id": ("remove pumps --device ../new", {}, "device id '../new' starts with a dot: rename the device"),

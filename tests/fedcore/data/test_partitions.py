@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from fedcore.data import Dataset, add_partition, create_dataset, import_file, open_dataset, remove_device, write_contract
+from fedcore.data import Dataset, add_partition, create_dataset, import_file, load_fleet, open_dataset, remove_device, write_contract
 from fedcore.errors import DataError, Misuse
 
 
@@ -110,6 +110,18 @@ def test_rows_are_held_against_those_that_are_there(make: Callable[..., Dataset]
     with pytest.raises(DataError, match=r"^one.csv: device=4: column 'y' is constant over the 1 rows"):
         add_partition(tmp_path, one, "demo", "4")
     assert add_partition(tmp_path, one, "demo", "3", append=True).changed
+
+
+def test_a_fleet_that_agrees_on_its_columns_takes_devices_too(
+    make: Callable[..., Dataset], demo: Any, source: Path, tmp_path: Path
+) -> None:
+    make(features=["a", "b", "note"], scaling={"features": "global"}, split={"kind": "time", "column": "a", "train": 0.5})
+    add_partition(tmp_path, source, "demo", "4")
+    add_partition(tmp_path, source, "demo", "2", append=True)
+    assert {device: data.train.n for device, data in load_fleet(open_dataset(tmp_path, "demo")).items()} == {"1": 3, "2": 6, "3": 3, "4": 3}
+    demo.frame(n=4).with_columns(b=1e308).write_csv(tmp_path / "large.csv")
+    with pytest.raises(DataError, match=r"^large.csv: device=5: the mean or variance of column 'b' overflows"):
+        add_partition(tmp_path, tmp_path / "large.csv", "demo", "5")
 
 
 def test_a_full_disk_leaves_what_was_there(
