@@ -129,9 +129,9 @@ def stacked(messages: Sequence[M]) -> M:
 
 
 def take(messages: Sequence[M], positions: Sequence[int]) -> Sequence[M]:
-    """The messages at these positions, in this order, stacked where they were stacked."""
-    if isinstance(messages, Stacked):
-        return messages.take(positions)
+    """The messages at these positions, in this order, held as they were held."""
+    if hasattr(messages, "take"):
+        return cast("Stacked[M]", messages).take(positions)
     return [messages[position] for position in positions]
 
 

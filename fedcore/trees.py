@@ -1,6 +1,6 @@
 """States as named arrays and back, so that they can be kept in an npz file without pickling anything.
 
-A state is a NamedTuple of arrays, scalars and further such tuples. Its leaves are stored under dotted names
+A state is a NamedTuple of arrays, scalars and further such tuples, plain ones too. Its leaves are stored under dotted names
 (`server.Theta`); its classes are noted beside them, and on the way back only classes are taken that this process has
 already imported.
 """
@@ -70,6 +70,8 @@ def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
 def _describe(tree: object, name: str, leaves: Arrays) -> Any:
     if tree is None:
         return None
+    if type(tree) is tuple:
+        return [_describe(part, f"{name}.{i}" if name else str(i), leaves) for i, part in enumerate(cast("tuple[object, ...]", tree))]
     if isinstance(tree, tuple):
         fields: dict[str, object] = cast("Any", tree)._asdict()
         parts = {field: _describe(value, f"{name}.{field}" if name else field, leaves) for field, value in fields.items()}
@@ -83,6 +85,9 @@ def _describe(tree: object, name: str, leaves: Arrays) -> Any:
 def _rebuild(structure: Any, name: str, arrays: Mapping[str, NDArray[Any]]) -> Any:
     if structure is None:
         return None
+    if isinstance(structure, list):
+        parts = cast("list[Any]", structure)
+        return tuple(_rebuild(part, f"{name}.{i}" if name else str(i), arrays) for i, part in enumerate(parts))
     if isinstance(structure, dict):
         described = cast("dict[str, Any]", structure)
         make = _class(described["class"])

@@ -1,0 +1,234 @@
+"""Several algorithms trained side by side, in the rounds of one run: what a search over settings or a comparison of methods costs no more
+messages for than a single run does.
+
+Each trial goes as it would alone: the same draws, the same steps, the same end, equal to the last bit. One that has ended stays as it is
+while the others go on. A trial's warm-up rounds count as rounds here, since the trials share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.random import Generator
+
+from fedcore.algorithm import Aggregated, Algorithm, AnyAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
+from fedcore.errors import Misuse
+from fedcore.messages import DeviceInfo, nbytes, take
+from fedcore.rows import DeviceData
+
+
+class Trial(NamedTuple):
+    """What the server knows of one trial.
+
+    Attributes
+    ----------
+    server
+        The algorithm's own server state.
+    rounds
+        How many rounds it has had.
+    uplink_bytes, downlink_bytes
+        Size of its messages so far.
+    overflowed
+        Whether its training error has stopped being finite, which ends it.
+    """
+
+    server: Any
+    rounds: int
+    uplink_bytes: int
+    downlink_bytes: int
+    overflowed: bool
+
+
+class Server(NamedTuple):
+    """One trial an algorithm."""
+
+    trials: tuple[Trial, ...]
+
+
+class Device(NamedTuple):
+    """One device state a trial."""
+
+    states: tuple[Any, ...]
+
+
+class Down(NamedTuple):
+    """One message a trial, and which of the trials go on."""
+
+    downs: tuple[Any, ...]
+    running: tuple[bool, ...]
+
+
+class Up(NamedTuple):
+    """One update and training error a trial, None and NaN for those that have ended."""
+
+    ups: tuple[Any, ...]
+    losses: tuple[float, ...]
+
+
+class Info(NamedTuple):
+    """Of a round: how many trials go on after it."""
+
+    running: int
+
+
+class Zipped(Sequence[Any]):
+    """What m devices hold or are sent, kept by trial as each algorithm wants it, and read device by device."""
+
+    def __init__(self, parts: Sequence[Sequence[Any]], join: Callable[[tuple[Any, ...]], Any], length: int) -> None:
+        self.parts = parts
+        self.join = join
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Zipped: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self.take(range(self.length)[index])
+        if not -self.length <= index < self.length:
+            raise IndexError(index)
+        return self.join(tuple(part[index] for part in self.parts))
+
+    def take(self, positions: Sequence[int]) -> Zipped:
+        """The messages at these positions, in this order."""
+        return Zipped([take(part, positions) for part in self.parts], self.join, len(positions))
+
+
+class Fresh(Sequence[Generator]):
+    """Generators of a cohort as they were given, for each trial anew: no trial's draws move another's."""
+
+    def __init__(self, rngs: Sequence[Generator]) -> None:
+        self.rngs = rngs
+
+    def __len__(self) -> int:
+        return len(self.rngs)
+
+    @overload
+    def __getitem__(self, index: int) -> Generator: ...
+    @overload
+    def __getitem__(self, index: slice) -> Fresh: ...
+    def __getitem__(self, index: int | slice) -> Generator | Fresh:
+        return Fresh(self.rngs[index]) if isinstance(index, slice) else deepcopy(self.rngs[index])
+
+
+@dataclass(frozen=True)
+class Trials(Algorithm[Server, Device, Down, Up]):
+    """Algorithms that share a run.
+
+    Attributes
+    ----------
+    algorithms
+        One a trial. They have to apply updates whole: one receipt is for all.
+    """
+
+    algorithms: tuple[AnyAlgorithm, ...]
+
+    def __post_init__(self) -> None:
+        """Raises Misuse without any algorithm."""
+        if not self.algorithms:
+            raise Misuse("trials: expected at least one algorithm, got none")
+
+    def init_server(self, spec: FleetSpec) -> Server:
+        return Server(tuple(Trial(algorithm.init_server(spec), 0, 0, 0, overflowed=False) for algorithm in self.algorithms))
+
+    def init_device(self, spec: FleetSpec, data: DeviceData) -> Device:
+        return Device(tuple(algorithm.init_device(spec, data) for algorithm in self.algorithms))
+
+    def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[Device]:
+        return Zipped([algorithm.init_devices(spec, datas) for algorithm in self.algorithms], Device, len(datas))
+
+    def broadcast(self, server: Server, k: int) -> Down:
+        return self.broadcasts(server, [k])[0]
+
+    def broadcasts(self, server: Server, cohort: Sequence[int]) -> Sequence[Down]:
+        running = tuple(isinstance(self.ended(server, i), Continue) for i in range(len(self.algorithms)))
+        parts = [algorithm.broadcasts(trial.server, cohort) for algorithm, trial in zip(self.algorithms, server.trials, strict=True)]
+        return Zipped(parts, lambda downs: Down(downs, running), len(cohort))
+
+    def local_step(self, down: Down, device: Device, data: DeviceData, rng: Generator) -> tuple[Device, Up, DeviceInfo]:
+        states, ups, infos = self.local_steps([down], [device], [data], [rng])
+        return states[0], ups[0], infos[0]
+
+    def local_steps(
+        self, downs: Sequence[Down], devices: Sequence[Device], datas: Sequence[DeviceData], rngs: Sequence[Generator]
+    ) -> tuple[Sequence[Device], Sequence[Up], Sequence[DeviceInfo]]:
+        m = len(devices)
+        states: list[Sequence[Any]] = []
+        ups: list[Sequence[Any]] = []
+        losses: list[list[float]] = []
+        for i, algorithm in enumerate(self.algorithms):
+            mine = _part(devices, i, lambda device: device.states)
+            if not downs[0].running[i]:
+                states.append(mine)
+                ups.append([None] * m)
+                losses.append([np.nan] * m)
+                continue
+            told = _part(downs, i, lambda down: down.downs)
+            moved, sent, infos = algorithm.local_steps(told, mine, datas, Fresh(rngs))
+            states.append(moved)
+            ups.append(sent)
+            losses.append([float(info.loss) for info in infos])
+        up = Zipped(ups, lambda sent: sent, m)
+        each = list(zip(*losses, strict=True))
+        return (
+            Zipped(states, Device, m),
+            [Up(up[j], each[j]) for j in range(m)],
+            [DeviceInfo(min((loss for loss in losses if np.isfinite(loss)), default=np.nan)) for losses in each],
+        )
+
+    def accept(self, device: Device, pending: Device, fraction: float) -> Device:
+        pairs = zip(self.algorithms, device.states, pending.states, strict=True)
+        return Device(tuple(old if new is old else algorithm.accept(old, new, fraction) for algorithm, old, new in pairs))
+
+    def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
+        trials: list[Trial] = []
+        for i, (algorithm, trial) in enumerate(zip(self.algorithms, server.trials, strict=True)):
+            if ups[0].ups[i] is None:
+                trials.append(trial)
+                continue
+            mine = [up.ups[i] for up in ups]
+            new, fraction, _ = algorithm.aggregate(trial.server, cohort, mine)
+            if fraction != 1.0:
+                raise Misuse(f"trials: {type(algorithm).__name__} applies updates in part, which trials cannot: run it on its own")
+            told = nbytes([algorithm.broadcast(trial.server, k) for k in cohort])
+            overflowed = not np.isfinite(np.mean([up.losses[i] for up in ups]))
+            trials.append(Trial(new, trial.rounds + 1, trial.uplink_bytes + nbytes(mine), trial.downlink_bytes + told, bool(overflowed)))
+        after = Server(tuple(trials))
+        return Aggregated(after, 1.0, Info(sum(isinstance(self.ended(after, i), Continue) for i in range(len(trials)))))
+
+    def ended(self, server: Server, i: int) -> Continue | Outcome:
+        """How trial i has ended, or that it goes on."""
+        trial = server.trials[i]
+        status = self.algorithms[i].status(trial.server)
+        if trial.overflowed and isinstance(status, Continue):
+            return Outcome(
+                "diverged", "the devices' training error is no longer finite: try a smaller eta, eta=safe or batch=full", ok=False
+            )
+        return status
+
+    def status(self, server: Server) -> Continue | Outcome:
+        if any(isinstance(self.ended(server, i), Continue) for i in range(len(self.algorithms))):
+            return Continue()
+        return Outcome("completed", f"all {len(self.algorithms)} trials have ended", ok=True)
+
+    def results(self, down: Down, device: Device, data: DeviceData) -> tuple[DeviceResult, ...]:
+        """A device's result in every trial."""
+        each = zip(self.algorithms, down.downs, device.states, strict=True)
+        return tuple(algorithm.finalize(told, state, data) for algorithm, told, state in each)
+
+    def finalize(self, down: Down, device: Device, data: DeviceData) -> DeviceResult:
+        """All trials' coefficients, shape (number of trials, d)."""
+        return DeviceResult(np.array([result.theta for result in self.results(down, device, data)]))
+
+
+def _part(messages: Sequence[Any], i: int, of: Callable[[Any], tuple[Any, ...]]) -> Sequence[Any]:
+    """What trial i has of each message, as its algorithm holds it where that is known."""
+    return messages.parts[i] if isinstance(messages, Zipped) else [of(message)[i] for message in messages]
