@@ -172,7 +172,10 @@ class BatchedAlgorithm(Algorithm[Server, Device, Down, Up], Protocol[Server, Dev
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 ALGORITHMS = {
+    "ditto": "fedcore.ditto:Ditto",
+    "fedavg": "fedcore.fedavg:FedAvg",
     "hm1": "fedcore.hm1:Hm1",
+    "pooled": "fedcore.pooled:Pooled",
     "separate": "fedcore.separate:Separate",
 }
 """Algorithm by name: the module and the class. A new algorithm is one file and one line here."""

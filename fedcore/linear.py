@@ -67,6 +67,23 @@ class LocalProblem(NamedTuple):
     map_offset: Floats
 
 
+class Pull(NamedTuple):
+    """A penalty lambda / 2 |v - centre|^2 beside a device's mean squared error, settled for T steps; with a leading axis m.
+
+    Attributes
+    ----------
+    shrink
+        1 / (1 + rate lambda), the penalty's proximal step on v - centre.
+    map_matrix, map_solver
+        T full-batch steps as one map v - centre -> map_matrix (v - centre) + map_solver (moment - gram centre), shapes (d, d)
+        each; (0, 0) where steps are stochastic.
+    """
+
+    shrink: Floats
+    map_matrix: Floats
+    map_solver: Floats
+
+
 @dataclass(frozen=True)
 class LocalSteps:
     """T gradient steps on the device's own rows, the local half of a communication round (paper, Algorithm 1).
@@ -105,9 +122,7 @@ class LocalSteps:
             Where a stated `eta` is not stable on a device's rows (names the largest rate that is), or values are so large that
         their squares overflow.
         """
-        rows = [data.train for data in datas]
-        if not all(part.n for part in rows):
-            raise Misuse("a device without training rows cannot take part: leave it out, or change the split")
+        rows = training_rows(datas)
         n = np.array([float(part.n) for part in rows])
         with np.errstate(over="ignore", invalid="ignore"):
             gram = np.array([part.X.T @ part.X for part in rows]) / n[:, None, None]
@@ -115,11 +130,9 @@ class LocalSteps:
             power = np.array([part.y @ part.y for part in rows]) / n
         if not (np.isfinite(gram).all() and np.isfinite(power).all()):
             raise Misuse("the squares of this device's values are not finite: scale features and target, and fill missing values")
-        values, vectors = np.linalg.eigh(gram)
-        kept = values > RANK_TOLERANCE * values[:, -1:]
-        values = np.where(kept, values, 0.0)
+        values, vectors, kept = _spectrum(gram)
 
-        per_eta = self._rows_a_step(n) if self.gradient == "sum" else np.ones_like(n)
+        per_eta = self._per_eta(n)
         limit = self._largest_stable_rates(rows, values, vectors, kept)
         eta = self._etas(limit / per_eta)
         rate = eta * per_eta
@@ -145,7 +158,39 @@ class LocalSteps:
         if self.batch == "full":
             return _matvec(problem.map_matrix, theta) + problem.map_offset
         with np.errstate(over="ignore", invalid="ignore"):
-            return self._stochastic(theta, problem, [data.train for data in datas], rngs)
+            return self._stochastic(theta, problem, np.ones_like(problem.n), [data.train for data in datas], rngs)
+
+    def pull(self, problem: LocalProblem, penalty: float) -> Pull:
+        """Settle a penalty lambda / 2 |v - centre|^2 beside f, the mean squared error over the rows of a step, or where gradients
+        are sums their sum.
+
+        A step is the gradient step on f at the device's rate r, followed by the penalty's proximal step: v <- (v - r grad f(v) +
+        r lambda centre) / (1 + r lambda). It is the gradient step on both at the rate r / (1 + r lambda), and contracts for every
+        lambda where r is stable for f.
+        """
+        weight = penalty / self._per_eta(problem.n)
+        rate = 1.0 / (1.0 / problem.rate + weight)
+        shrink, m = rate / problem.rate, len(problem.n)
+        if self.batch != "full":
+            return Pull(shrink, np.empty((m, 0, 0)), np.empty((m, 0, 0)))
+        values, vectors, _ = _spectrum(problem.gram)
+        # With (2 r l + r lambda) / (1 + r lambda) for 2 r l the powers are those of steps on the mean squared error alone.
+        power, total = _powers(values + 0.5 * weight[:, None], rate, self.steps)
+        return Pull(shrink, _matrix(vectors, power), _matrix(vectors, total))
+
+    def run_pulled(
+        self, v: Floats, centre: Floats, problem: LocalProblem, pull: Pull, datas: Sequence[DeviceData], rngs: Sequence[Generator]
+    ) -> Floats:
+        """T steps from v with a penalty on the distance to `centre`, shapes (m, d); see `pull`.
+
+        In v - centre they are steps on what the centre leaves of the targets.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self.batch == "full":
+                left = problem.moment - _matvec(problem.gram, centre)
+                return centre + _matvec(pull.map_matrix, v - centre) + _matvec(pull.map_solver, left)
+            rows = [Rows(data.train.X, data.train.y - data.train.X @ theta) for data, theta in zip(datas, centre, strict=True)]
+            return centre + self._stochastic(v - centre, problem, pull.shrink, rows, rngs)
 
     def loss(self, theta: Floats, problem: LocalProblem) -> Floats:
         """Mean squared training error at theta, shape (m,), from the compression alone."""
@@ -156,7 +201,11 @@ class LocalSteps:
     def _rows_a_step(self, n: Floats) -> Floats:
         return n if self.batch == "full" else np.minimum(float(self.batch), n)
 
-    def _stochastic(self, theta: Floats, problem: LocalProblem, rows: Sequence[Rows], rngs: Sequence[Generator]) -> Floats:
+    def _per_eta(self, n: Floats) -> Floats:
+        """How many mean-gradient steps one step of the user's convention is."""
+        return self._rows_a_step(n) if self.gradient == "sum" else np.ones_like(n)
+
+    def _stochastic(self, theta: Floats, problem: LocalProblem, shrink: Floats, rows: Sequence[Rows], rngs: Sequence[Generator]) -> Floats:
         groups: dict[int, list[int]] = {}
         for position, size in enumerate(self._rows_a_step(problem.n).astype(int).tolist()):
             groups.setdefault(size, []).append(position)
@@ -165,11 +214,11 @@ class LocalSteps:
             draws = [rng.integers(part.n, size=(self.steps, size)) for part, rng in ((rows[k], rngs[k]) for k in members)]
             X = np.array([rows[k].X[draw] for k, draw in zip(members, draws, strict=True)])
             y = np.array([rows[k].y[draw] for k, draw in zip(members, draws, strict=True)])
-            step = (2.0 * problem.rate[members] / size)[:, None]
+            step, shrunk = (2.0 * problem.rate[members] / size)[:, None], shrink[members, None]
             estimate = result[members]
             for t in range(self.steps):
                 batch = X[:, t]
-                estimate = estimate + step * _matvec(batch.swapaxes(1, 2), y[:, t] - _matvec(batch, estimate))
+                estimate = shrunk * (estimate + step * _matvec(batch.swapaxes(1, 2), y[:, t] - _matvec(batch, estimate)))
             result[members] = estimate
         return result
 
@@ -203,6 +252,20 @@ class LocalSteps:
         return np.full_like(largest, self.eta)
 
 
+def training_rows(datas: Sequence[DeviceData]) -> list[Rows]:
+    """The rows that train, of each device.
+
+    Raises
+    ------
+    Misuse
+        Where a device has none.
+    """
+    rows = [data.train for data in datas]
+    if not all(part.n for part in rows):
+        raise Misuse("a device without training rows cannot take part: leave it out, or change the split")
+    return rows
+
+
 def affine_map(values: Floats, vectors: Floats, moment: Floats, rate: Floats, steps: int) -> tuple[Floats, Floats]:
     """`steps` full-batch steps as one map theta -> matrix theta + offset.
 
@@ -226,8 +289,14 @@ def affine_map(values: Floats, vectors: Floats, moment: Floats, rate: Floats, st
         Shapes (m, d, d) and (m, d).
     """
     power, total = _powers(values, rate, steps)
-    matrix = (vectors * power[:, None, :]) @ vectors.swapaxes(1, 2)
-    return matrix, _apply(vectors, total, moment)
+    return _matrix(vectors, power), _apply(vectors, total, moment)
+
+
+def _spectrum(gram: Floats) -> tuple[Floats, Floats, Booleans]:
+    """Eigenvalues, shape (m, d), zero where they are below the rounding of `gram`; eigenvectors; which are not zero."""
+    values, vectors = np.linalg.eigh(gram)
+    kept = values > RANK_TOLERANCE * values[:, -1:]
+    return np.where(kept, values, 0.0), vectors, kept
 
 
 def _powers(values: Floats, rate: Floats, steps: int) -> tuple[Floats, Floats]:
@@ -238,6 +307,11 @@ def _powers(values: Floats, rate: Floats, steps: int) -> tuple[Floats, Floats]:
     # Near l = 0 the difference 1 - q^T cancels; expm1 and log1p keep its digits.
     shrunk = np.where(small, -np.expm1(steps * np.log1p(-np.where(small, step, 0.0))), 1.0 - power)
     return power, np.where(values > 0, shrunk / np.where(values > 0, values, 1.0), 2.0 * steps * rate[:, None])
+
+
+def _matrix(vectors: Floats, values: Floats) -> Floats:
+    """U diag(values) U', device by device."""
+    return (vectors * values[:, None, :]) @ vectors.swapaxes(1, 2)
 
 
 def _matvec(matrix: Floats, vector: Floats) -> Floats:

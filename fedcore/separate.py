@@ -18,6 +18,7 @@ from numpy.random import Generator
 from fedcore.algorithm import Aggregated, AnyAlgorithm, BatchedAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
 from fedcore.linear import LocalProblem, LocalSteps
 from fedcore.messages import DeviceInfo, Empty, Stacked, stacked
+from fedcore.pooled import Pooled
 from fedcore.rows import DeviceData, Floats
 
 
@@ -59,7 +60,12 @@ class Separate(LocalSteps, BatchedAlgorithm[Empty, Device, Empty, Empty]):
         return DeviceResult(device.theta)
 
 
-def separate_rival(algorithm: AnyAlgorithm) -> Separate:
-    """Separate with every option that it shares with `algorithm`: the same rate, steps, batch and gradient."""
-    shared: dict[str, Any] = {field.name: getattr(algorithm, field.name) for field in fields(Separate) if hasattr(algorithm, field.name)}
-    return Separate(**shared)
+def separate_rival(algorithm: AnyAlgorithm) -> AnyAlgorithm:
+    """What a device would do on its own in place of `algorithm`, with every option that they share.
+
+    For an algorithm of local steps that is Separate at the same rate, steps, batch and gradient; for one without, which has no budget of
+    steps to compare with, the exact solution on the device's own rows: Pooled in a fleet of one.
+    """
+    kind = Separate if isinstance(algorithm, LocalSteps) else Pooled
+    shared: dict[str, Any] = {field.name: getattr(algorithm, field.name) for field in fields(kind) if hasattr(algorithm, field.name)}
+    return kind(**shared)

@@ -96,7 +96,7 @@ class DeviceReport(NamedTuple):
     theta
         Its coefficients, shape (d,).
     test, test_separate
-        Its score on its test rows, and that of the same device on its own with the same local budget.
+        Its score on its test rows, and that of the same device on its own; see `separate_rival`.
     """
 
     device: str
@@ -224,11 +224,13 @@ def device_finalize(station: Station, device_id: str, broadcast: Broadcast, draw
 
 
 def _alone(station: Station, device_id: str, data: DeviceData, drawn: Sequence[int]) -> Score:
-    rival = separate_rival(station.algorithm)
-    down, device = rival.broadcast(rival.init_server(station.spec), 0), rival.init_device(station.spec, data)
+    rival, fleet = separate_rival(station.algorithm), FleetSpec((device_id,), station.spec.d)
+    server, device = rival.init_server(fleet), rival.init_device(fleet, data)
     for round_num in drawn:
-        device, _, _ = rival.local_step(down, device, data, device_rng(station.seed, round_num, device_id))
-    return score(rival.finalize(down, device, data), data.test)
+        rng = device_rng(station.seed, round_num, device_id)
+        device, up, _ = rival.local_step(rival.broadcast(server, 0), device, data, rng)
+        server = rival.aggregate(server, [0], [up]).server
+    return score(rival.finalize(rival.broadcast(server, 0), device, data), data.test)
 
 
 def _settled(station: Station, device_id: str, broadcast: Broadcast) -> tuple[DeviceData, Kept, Memory]:

@@ -8,18 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcore import Hm1, Misuse, Separate
+from fedcore import Ditto, FedAvg, Hm1, Misuse, Pooled, Separate
 from fedcore.algorithm import ALGORITHMS, algorithm_class
 from fedcore.messages import DeviceInfo
 from fedcore.testing import check_algorithm
 
 VARIANTS = {
+    "ditto": lambda: Ditto(),
+    "ditto minibatch": lambda: Ditto(batch=5, gradient="sum", personal_steps=3),
+    "ditto equal, strong": lambda: Ditto(weights="equal", penalty=1e6, gradient="sum"),
+    "ditto without penalty": lambda: Ditto(penalty=0.0, personal_steps=50),
+    "fedavg": lambda: FedAvg(),
+    "fedavg minibatch": lambda: FedAvg(batch=5, gradient="sum"),
+    "fedavg equal": lambda: FedAvg(weights="equal", eta=0.01, steps=1),
     "hm1": lambda: Hm1(),
     "hm1 explicit": lambda: Hm1(shrinkage="explicit", eta=0.01),
     "hm1 explicit, safe rate": lambda: Hm1(shrinkage="explicit"),
     "hm1 tied": lambda: Hm1(prior_rate="tied", alpha=0.9),
     "hm1 minibatch": lambda: Hm1(batch=5, gradient="sum"),
     "hm1 sum": lambda: Hm1(gradient="sum", floor=0.0),
+    "pooled": lambda: Pooled(),
+    "pooled ridge": lambda: Pooled(penalty=2.0),
     "separate": lambda: Separate(),
     "separate minibatch": lambda: Separate(batch=2, steps=3),
 }
@@ -35,7 +44,7 @@ def test_every_algorithm_has_a_variant() -> None:
 
 
 def test_unknown_algorithm() -> None:
-    with pytest.raises(Misuse, match=r"no algorithm 'hm9': choose one of hm1, separate"):
+    with pytest.raises(Misuse, match=f"no algorithm 'hm9': choose one of {', '.join(sorted(ALGORITHMS))}$"):
         algorithm_class("hm9")
 
 

@@ -28,6 +28,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "explicit": {"rounds": 4, "options": {"shrinkage": "explicit", "eta": 0.01}},
     "minibatch, part of the fleet": {"rounds": 5, "participation": 0.5, "seed": 3, "options": {"batch": 3, "gradient": "sum"}},
     "separate, part of the fleet": {"rounds": 5, "algorithm": "separate", "participation": 0.5, "options": {"batch": 3}},
+    "fedavg": {"rounds": 4, "algorithm": "fedavg", "options": {"steps": 2}},
+    "ditto, part of the fleet": {"rounds": 5, "algorithm": "ditto", "participation": 0.5, "options": {"batch": 3, "penalty": 0.5}},
+    "pooled": {"algorithm": "pooled"},
 }
 
 
@@ -57,7 +60,7 @@ def test_equals_the_run_in_memory_to_the_bit(variant: str, server: Orchestrator,
     result = run(home, config)
     expected = in_memory(dataset, config)
     assert_equal_to_the_bit(home / "runs/run", dataset, expected)
-    assert result["outcome"] == expected.outcome.name == "completed"
+    assert result["outcome"] == expected.outcome.name == ("converged" if variant == "pooled" else "completed")
     assert result["uplink_bytes"] == sum(each["uplink_bytes"] for each in expected.history)
 
 
@@ -107,6 +110,16 @@ def test_what_a_run_leaves(server: Orchestrator, home: Path, fleet: Callable[...
     with np.load(folder / "results/server.npz") as stored:
         np.testing.assert_array_equal(stored["Omega"], expected.server.Omega)
         np.testing.assert_array_equal(stored["Theta"], expected.server.Theta)
+
+
+def test_pooled_is_compared_with_the_exact_solution_of_each_device(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
+    dataset = fleet()
+    run(home, read_config({"dataset": "small", "algorithm": "pooled", "options": {"penalty": 2.0}}))
+    table = pq.read_table(home / "runs/run/results/devices.parquet").to_pydict()
+    for k, name in enumerate(dataset.device_ids):
+        data = dataset.load(name)
+        alone = np.linalg.solve(data.train.X.T @ data.train.X + 2.0 * np.eye(3), data.train.X.T @ data.train.y)
+        assert table["rmse_separate"][k] == pytest.approx(score(DeviceResult(alone), data.test).rmse, rel=1e-10)
 
 
 def test_no_telemetry_unless_asked_for(server: Orchestrator) -> None:
