@@ -5,6 +5,8 @@ Every message is one line: what was expected, what came (a shape, a count, a dev
 
 from __future__ import annotations
 
+import errno
+
 
 class FedlinError(Exception):
     """Root of the errors that fedlin raises on purpose."""
@@ -17,6 +19,17 @@ class Misuse(FedlinError, ValueError):
 
 class DataError(Misuse):
     """Data that break their contract: names file, device, column and count, never a value."""
+
+
+class PlaceAway(FedlinError, OSError):
+    """An object store that does not answer now, or does not let us in. It is an error of the operating system too, with `strerror`, so
+    that what cannot be read or written is told in one way."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(errno.EIO, reason)
+
+    def __str__(self) -> str:
+        return f"the object store cannot be used now ({self.strerror}): see that it is up and lets you in, then try again"
 
 
 class DeviceFailure(FedlinError):

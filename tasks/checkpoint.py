@@ -20,7 +20,7 @@ import numpy as np
 from fedcore.algorithm import Outcome
 from fedcore.data.places import Place, is_file, is_folder, make_folder, read_file, sync_folder, write_durably
 from fedcore.data.staging import claimed
-from fedcore.errors import FedlinError, Misuse
+from fedcore.errors import FedlinError, Misuse, PlaceAway
 from fedcore.rounds import RoundReport, RunState
 from fedcore.trees import from_npz, npz, pack, unpack
 
@@ -140,6 +140,8 @@ class RunFolder:
         """
         try:
             return json.loads(read_file(self.path / name))
+        except PlaceAway:
+            raise
         except (OSError, ValueError):
             raise Misuse(f"run {self.run_id}: {name} is missing or damaged: restore it, or start a new run") from None
 
@@ -195,6 +197,8 @@ class RunFolder:
             config, history = str(ledger["config"]), tuple(ledger["history"])
         except FileNotFoundError:
             return None
+        except PlaceAway:
+            raise
         except (Misuse, OSError, KeyError, TypeError, ValueError):
             raise Misuse(f"run {self.run_id}: checkpoint.npz is damaged or unreadable: restore it, or start a new run") from None
         if config != self._config_digest():

@@ -20,7 +20,7 @@ from fedcore.algorithm import AnyAlgorithm, FleetSpec
 from fedcore.data import Dataset, DeviceCard, DeviceSummary
 from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows
 from fedcore.data.places import Place, make_folder, read_file, write_durably
-from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, Misuse
+from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, Misuse, PlaceAway
 from fedcore.messages import Broadcast, Reply
 from fedcore.metrics import Score, score
 from fedcore.receipts import Memory, settle
@@ -119,6 +119,8 @@ def _sealed(stage: str) -> Callable[[Callable[Concatenate[G, str, P], R]], Calla
                 failure = type(error)(f"device {device_id}: {error}")
             except DataError as error:  # it names the device's own file
                 failure = DeviceRefusal(str(error))
+            except PlaceAway as error:
+                failure = DeviceFailure(f"device {device_id}: {error}")
             except FedlinError as error:
                 failure = DeviceRefusal(f"device {device_id}: {error}")
             except KeyboardInterrupt:
@@ -255,6 +257,8 @@ def _keep(station: Station, device_id: str, kept: Kept) -> None:
 def _recall(station: Station, device_id: str) -> Kept:
     try:
         return unpack(from_npz(read_file(station.state_folder(device_id) / f"{station.run_id}.npz")))
+    except PlaceAway:
+        raise
     except (Misuse, OSError):
         refusal = "its state of this run is missing or damaged: restore the device's .fedlin folder, or start a new run"
         raise DeviceRefusal(refusal) from None

@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedcore.data.places import Place, read_file, write_durably
-from fedcore.errors import DataError, Misuse
+from fedcore.errors import DataError, Misuse, PlaceAway
 
 CONTRACT_FILE = "dataset.toml"
 
@@ -508,6 +508,8 @@ def read_contract(folder: Place) -> Contract:
     where = f"{folder.name}/{CONTRACT_FILE}"
     try:
         document = tomllib.loads(read_file(folder / CONTRACT_FILE).decode())
+    except PlaceAway:
+        raise
     except OSError as error:
         failure = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError:

@@ -16,6 +16,7 @@ from fedcore.data.names import checked_dataset_name, checked_device_id, checked_
 from fedcore.data.parquet import encode
 from fedcore.data.places import Place, discard, entries, is_file, make_folder, publish, stored, sync_folder, write_durably
 from fedcore.data.preprocess import DeviceSummary, fit_preprocessing, summarise
+from fedcore.data.removal import finish_removals
 from fedcore.data.staging import claimed, staging_folder
 from fedcore.data.store import IMPORTING, PREFIX, Dataset, device_ids_in
 from fedcore.errors import DataError, Misuse
@@ -100,6 +101,7 @@ def _build(folder: Place, contract: Contract, frames: Iterable[tuple[str, pl.Dat
 def _clear(root: Place, name: str) -> None:
     """Delete what an import that was killed has left; its file says that nobody has seen it."""
     path = root / name
+    finish_removals(path)
     if not is_file(path / IMPORTING):
         check_vacant(root, name)  # others may have been faster
         return

@@ -9,7 +9,7 @@ import polars as pl
 from fedcore.data.contract import CONTRACT_FILE, Column, ColumnType, Contract, parse_contract, write_contract
 from fedcore.data.conversion import NUMERIC, typed
 from fedcore.data.names import checked_dataset_name
-from fedcore.data.places import Place, is_file, make_folder, stored, sync_folder
+from fedcore.data.places import Place, discard, is_file, is_folder, make_folder, stored, sync_folder
 from fedcore.data.sources import Source, open_sources
 from fedcore.errors import DataError, Misuse
 
@@ -111,6 +111,12 @@ def _rank(column: pl.Series, rank: int) -> int:
 
 
 def _write(folder: Place, contract: Contract) -> None:
+    new = not is_folder(folder)
     make_folder(folder)
-    write_contract(folder, contract)
+    try:
+        write_contract(folder, contract)
+    except OSError:
+        if new:
+            discard(folder)
+        raise
     sync_folder(folder)

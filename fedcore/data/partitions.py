@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,12 +18,13 @@ from fedcore.data.design import prepare
 from fedcore.data.evolution import mark_for
 from fedcore.data.names import checked_device_id, checked_distinct
 from fedcore.data.parquet import encode
-from fedcore.data.places import Place, discard, is_file, publish, stored, sync_folder, write_durably
+from fedcore.data.places import Place, is_file, publish, stored, sync_folder, write_durably
 from fedcore.data.preprocess import summarise
+from fedcore.data.removal import finish_removals, take_away
 from fedcore.data.sources import open_device
 from fedcore.data.splits import with_draws, without_draws
 from fedcore.data.staging import staging_folder
-from fedcore.data.store import IMPORTING, PREFIX, REMOVED, Dataset, open_for_change
+from fedcore.data.store import IMPORTING, PREFIX, Dataset, open_for_change
 from fedcore.errors import DataError, Misuse
 
 
@@ -113,9 +115,11 @@ def remove_device(root: Place, name: str, device_id: str) -> None:
         Where the data set or the device is unknown, or the folder cannot be written.
     """
     dataset = open_for_change(root, name)
-    if checked_device_id(device_id) not in dataset.device_ids:
+    if checked_device_id(device_id) in stored(name, lambda: finish_removals(dataset.path)):
+        return
+    if device_id not in dataset.device_ids:
         raise Misuse(f"data set {name!r} has no device {device_id!r}: choose one of its device= folders")
-    stored(name, lambda: _take_away(dataset.path, device_id))
+    stored(name, lambda: take_away(dataset.path, device_id))
 
 
 def _rows(file: Place, contract: Contract, form: SourceFile, device_id: str) -> pl.DataFrame:
@@ -138,8 +142,7 @@ def _prepared(frames: list[pl.DataFrame], contract: Contract, device_id: str, fi
 def _put_in_place(dataset: Dataset, device_id: str, part: str, content: bytes, *, append: bool) -> None:
     folder = dataset.path / f"{PREFIX}{device_id}"
     if not isinstance(folder, Path):
-        if is_file(dataset.path / REMOVED / folder.name):
-            _take_away(dataset.path, device_id)  # what a killed process has begun
+        finish_removals(dataset.path)
         write_durably(folder / part, content)
         return
     with staging_folder(dataset.path.parent) as staging:
@@ -151,19 +154,10 @@ def _put_in_place(dataset: Dataset, device_id: str, part: str, content: bytes, *
             sync_folder(folder)
         else:
             sync_folder(partition)
-            publish(partition, folder)
+            try:
+                publish(partition, folder)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                raise Misuse(f"device {device_id!r} has just been added by another process: add --append, or leave it") from None
             sync_folder(dataset.path)
-
-
-def _take_away(dataset: Place, device_id: str) -> None:
-    folder = dataset / f"{PREFIX}{device_id}"
-    if isinstance(folder, Path):
-        with staging_folder(dataset.parent) as staging:
-            gone = folder.rename(staging / folder.name)
-            sync_folder(dataset)
-            discard(gone)
-    else:
-        note = dataset / REMOVED / folder.name
-        write_durably(note, b"")
-        discard(folder)
-        discard(note)

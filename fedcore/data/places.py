@@ -18,13 +18,12 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from upath import UPath
 
-from fedcore.errors import Misuse
+from fedcore.errors import Misuse, PlaceAway
 
 Place = Path | UPath
 """A file or folder, on this machine or in an object store."""
 
 _BLOCK = 4 << 20
-_NUMBERS = {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST, PermissionError: errno.EACCES}
 
 T = TypeVar("T")
 
@@ -55,17 +54,34 @@ def place(text: str) -> Place:
 
 
 def is_file(path: Place) -> bool:
-    """Whether `path` is a file as far as we may look; a closed folder on the way is a no, not an exception."""
-    with suppress(OSError), _reached():
-        return path.is_file()
-    return False
+    """Whether `path` is a file. On this machine as far as we may look: a closed folder on the way is a no, not an exception.
+
+    Raises
+    ------
+    PlaceAway
+        Where an object store does not say.
+    """
+    if isinstance(path, Path):
+        with suppress(OSError):
+            return path.is_file()
+        return False
+    return _kind(path) == "file"
 
 
 def is_folder(path: Place) -> bool:
-    """Whether `path` is a folder as far as we may look; in an object store, one with something in it."""
-    with suppress(OSError), _reached():
-        return path.is_dir()
-    return False
+    """Whether `path` is a folder, as `is_file`; in an object store, one with something in it."""
+    if isinstance(path, Path):
+        with suppress(OSError):
+            return path.is_dir()
+        return False
+    return _kind(path) == "directory"
+
+
+def _kind(path: UPath) -> str:
+    # Not its own `is_file`, which takes every failure for a no.
+    with suppress(FileNotFoundError), _reached():
+        return cast("str", _fs(path).info(path.path)["type"])
+    return ""
 
 
 def entries(folder: Place) -> list[Entry]:
@@ -117,8 +133,10 @@ def open_file(path: Place) -> BinaryIO:
     OSError
         As the operating system says.
     """
+    if isinstance(path, Path):
+        return path.open("rb")
     with _reached():
-        return cast("BinaryIO", path.open("rb"))
+        return path.open("rb")
 
 
 def size(path: Place) -> int:
@@ -129,8 +147,10 @@ def size(path: Place) -> int:
     OSError
         As the operating system says.
     """
-    with _reached():
+    if isinstance(path, Path):
         return path.stat().st_size
+    with _reached():
+        return cast("int", _fs(path).info(path.path)["size"])
 
 
 def blocks(file: Place) -> Iterator[bytes]:
@@ -152,8 +172,13 @@ def blocks(file: Place) -> Iterator[bytes]:
 
 
 def _next(stream: BinaryIO) -> bytes:
-    with _reached():
+    try:
         return stream.read(_BLOCK)
+    except OSError:
+        raise
+    except Exception as error:  # a store that goes away in the middle
+        failure = PlaceAway(_line(error))
+    raise failure
 
 
 def make_folder(path: Place) -> None:
@@ -276,9 +301,13 @@ def stored(name: str, write: Callable[[], T]) -> T:
     ------
     Misuse
         In place of an error of the operating system, which leaves no exception behind with all that it quotes.
+    PlaceAway
+        As it comes.
     """
     try:
         return write()
+    except PlaceAway:
+        raise
     except OSError as error:
         reason = error.strerror
     raise Misuse(f"cannot write data set {name!r}: {reason}: choose a datasets folder that you may write to")
@@ -286,17 +315,15 @@ def stored(name: str, write: Callable[[], T]) -> T:
 
 @contextmanager
 def _reached() -> Generator[None]:
-    """Errors of a store's client as those of the operating system: `OSError` makes its own kinds from their numbers."""
+    """A store's client says in the operating system's words that a file is or is not there, and with `PlaceAway` all else."""
     try:
         yield
         return
-    except OSError as error:
-        if error.strerror:
-            raise
-        code = next((code for kind, code in _NUMBERS.items() if isinstance(error, kind)), None)
-        failure = OSError(code, os.strerror(code)) if code else OSError(errno.EIO, _line(error))
-    except Exception as error:  # every client has kinds of its own for a network that is away
-        failure = OSError(errno.EIO, _line(error))
+    except (FileNotFoundError, FileExistsError) as error:
+        code = errno.ENOENT if isinstance(error, FileNotFoundError) else errno.EEXIST
+        failure = OSError(code, os.strerror(code))
+    except Exception as error:  # every client has kinds of its own
+        failure = PlaceAway(_line(error))
     raise failure
 
 

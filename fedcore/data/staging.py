@@ -82,7 +82,8 @@ def claimed(claim: Place, what: str) -> Generator[None]:
         try:
             yield
         finally:
-            discard(claim)
+            with suppress(OSError):  # what was done is done; the claim that stays is this machine's own
+                discard(claim)
     finally:
         lock.release()
 
@@ -100,8 +101,15 @@ def _claim(claim: UPath, what: str) -> None:
     try:
         create_file(claim, json.dumps({"host": here}).encode())
     except FileExistsError:
-        holder = json.loads(read_file(claim))["host"]
+        holder = _holder(read_file(claim))
     else:
         return
     if holder != here:
         raise Misuse(f"{what} goes on at machine {holder}: wait for it, or, where that process is gone, delete {claim}")
+
+
+def _holder(claim: bytes) -> str:
+    try:
+        return str(json.loads(claim)["host"])
+    except (ValueError, TypeError, KeyError):
+        return "unknown"

@@ -27,7 +27,7 @@ from fedcore.data.names import checked_dataset_name, checked_device_id, checked_
 from fedcore.data.parquet import decode, mark_in
 from fedcore.data.places import Entry, Place, entries, is_file, is_folder, read_file
 from fedcore.data.preprocess import DeviceSummary, summarise
-from fedcore.errors import DataError, Misuse
+from fedcore.errors import DataError, Misuse, PlaceAway
 from fedcore.rows import DeviceData, Floats
 
 PREFIX = "device="
@@ -271,7 +271,7 @@ def device_ids_in(folder: Place) -> tuple[str, ...]:
     """
     if not is_folder(folder) or is_file(folder / IMPORTING):
         return ()
-    gone = {entry.name for entry in entries(folder / REMOVED)} if not isinstance(folder, Path) else ()
+    gone = {entry.name for entry in _entries(folder / REMOVED, REMOVED)} if not isinstance(folder, Path) else ()
     names = [entry.name for entry in _entries(folder, folder.name) if entry.folder and entry.name.startswith(PREFIX)]
     return checked_distinct(name.removeprefix(PREFIX) for name in names if name not in gone)
 
@@ -292,6 +292,8 @@ def _partition_files(folder: Place, device_id: str) -> list[str]:
 def _entries(folder: Place, where: str) -> list[Entry]:
     try:
         return entries(folder)
+    except PlaceAway:
+        raise
     except OSError as error:
         reason = error.strerror
     raise DataError(f"{where}: cannot be listed: {reason}")
@@ -304,6 +306,8 @@ def _read(folder: Place, where: str) -> bytes:
         if isinstance(folder, Path) and not S_ISREG((folder / where).stat().st_mode):
             raise DataError(f"{where}: not a regular file: remove it")
         return read_file(folder / where)
+    except PlaceAway:
+        raise
     except OSError as error:
         reason = error.strerror
     raise DataError(f"{where}: cannot be read: {reason}")

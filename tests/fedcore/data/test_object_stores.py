@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from upath import UPath
 
@@ -24,7 +25,7 @@ from fedcore.data import (
 )
 from fedcore.data.places import create_file, discard, entries, is_file, is_folder, place, read_file, write_durably
 from fedcore.data.staging import claimed
-from fedcore.errors import DataError, Misuse
+from fedcore.errors import DataError, Misuse, PlaceAway
 
 Bucket = Callable[[], UPath]
 
@@ -244,3 +245,64 @@ def test_a_kill_at_any_request_leaves_the_old_or_the_new_state(s3: Bucket, demo:
     changed = found.index(new)
     assert all(reached == old for reached in found[:changed])
     assert all(reached == new for reached in found[changed:])
+
+
+def test_a_removal_that_was_begun_is_finished_by_whoever_writes_next(s3: Bucket, demo: Any, tmp_path: Path) -> None:
+    def begun() -> UPath:
+        root = s3() / "datasets"
+        create_dataset(root, "demo", demo.contract(), [(device, demo.frame(start=10 * int(device))) for device in ("1", "2")])
+        write_durably(root / "demo" / ".removed" / "device=2", b"")
+        assert open_dataset(root, "demo").device_ids == ("1",)
+        return root
+
+    def left(root: UPath) -> list[str]:
+        return [name for name in contents(root) if "device=2" in name]
+
+    root = begun()
+    remove_device(root, "demo", "2")
+    assert left(root) == []
+    with pytest.raises(Misuse, match="no device '2'"):
+        remove_device(root, "demo", "2")
+
+    root = begun()
+    demo.frame(start=40).write_csv(tmp_path / "rows.csv")
+    add_partition(root, tmp_path / "rows.csv", "demo", "4")
+    assert left(root) == []
+
+    root = begun()
+    remove_device(root, "demo", "1")
+    write_durably(root / "demo" / ".removed" / "device=2", b"")
+    demo.frame(start=10).with_columns(unit=pl.lit("2")).write_csv(tmp_path / "rows.csv")
+    assert import_file(root, tmp_path / "rows.csv", "demo").device_ids == ("2",)
+    assert open_dataset(root, "demo").load("2").train.n == 6
+
+
+def test_a_store_that_fails_once_is_no_answer(stored: Dataset, root: UPath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that fails is neither a yes nor a no: nothing is taken for missing, and no row for broken."""
+    import s3fs
+
+    async def closed(self: Any, method: str, *arguments: Any, **options: Any) -> None:
+        raise PermissionError("Forbidden")
+
+    held = contents(root)
+    with monkeypatch.context() as patch:
+        patch.setattr(s3fs.S3FileSystem, "_call_s3", closed)
+        for act in (
+            lambda: is_file(root / "demo" / "dataset.toml"),
+            lambda: is_folder(root / "demo"),
+            lambda: list_datasets(root),
+            lambda: open_dataset(root, "demo"),
+            lambda: stored.load("1"),
+            lambda: remove_device(root, "demo", "1"),
+        ):
+            with pytest.raises(PlaceAway, match=r"^the object store cannot be used now \(PermissionError Forbidden\): see that it is up"):
+                act()
+    assert contents(root) == held
+
+
+def test_a_damaged_claim_is_somebody_elses(s3: Bucket) -> None:
+    claim = s3() / "run.lock"
+    for content in (b"", b"[1]", b"{}"):
+        write_durably(claim, content)
+        with pytest.raises(Misuse, match=r"^run 7 goes on at machine unknown: "), claimed(claim, "run 7"):
+            pass
