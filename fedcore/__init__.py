@@ -1,10 +1,30 @@
 """fedlin's mathematics: federated linear models, their rounds, and the edge to the data."""
 
 from fedcore.algorithm import Outcome
+from fedcore.eb import Eb
 from fedcore.errors import DataError, DeviceFailure, FedlinError, Misuse
 from fedcore.fit import FitResult, fit
 from fedcore.hm1 import Hm1
+from fedcore.posterior import Posterior, coefficient_intervals, coefficient_tests, combination_tests, prediction_intervals
 from fedcore.rows import DeviceData, Rows
 from fedcore.separate import Separate
 
-__all__ = ["DataError", "DeviceData", "DeviceFailure", "FedlinError", "FitResult", "Hm1", "Misuse", "Outcome", "Rows", "Separate", "fit"]
+__all__ = [
+    "DataError",
+    "DeviceData",
+    "DeviceFailure",
+    "Eb",
+    "FedlinError",
+    "FitResult",
+    "Hm1",
+    "Misuse",
+    "Outcome",
+    "Posterior",
+    "Rows",
+    "Separate",
+    "coefficient_intervals",
+    "coefficient_tests",
+    "combination_tests",
+    "fit",
+    "prediction_intervals",
+]

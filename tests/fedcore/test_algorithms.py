@@ -8,12 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcore import Hm1, Misuse, Separate
+from fedcore import Eb, Hm1, Misuse, Separate
 from fedcore.algorithm import ALGORITHMS, algorithm_class
 from fedcore.messages import DeviceInfo
 from fedcore.testing import check_algorithm
 
 VARIANTS = {
+    "eb": lambda: Eb(),
+    "eb diagonal": lambda: Eb(covariance="diagonal"),
+    "eb diagonal, own noise": lambda: Eb(covariance="diagonal", noise="own"),
+    "eb isotropic around zero": lambda: Eb(covariance="isotropic", mean="zero"),
+    "eb own noise": lambda: Eb(noise="own"),
+    "eb around zero": lambda: Eb(mean="zero"),
     "hm1": lambda: Hm1(),
     "hm1 explicit": lambda: Hm1(shrinkage="explicit", eta=0.01),
     "hm1 explicit, safe rate": lambda: Hm1(shrinkage="explicit"),
@@ -35,7 +41,7 @@ def test_every_algorithm_has_a_variant() -> None:
 
 
 def test_unknown_algorithm() -> None:
-    with pytest.raises(Misuse, match=r"no algorithm 'hm9': choose one of hm1, separate"):
+    with pytest.raises(Misuse, match=r"no algorithm 'hm9': choose one of eb, hm1, separate"):
         algorithm_class("hm9")
 
 
