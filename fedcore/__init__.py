@@ -2,11 +2,13 @@
 
 from fedcore.algorithm import Outcome
 from fedcore.ditto import Ditto
+from fedcore.eb import Eb
 from fedcore.errors import DataError, DeviceFailure, FedlinError, Misuse
 from fedcore.fedavg import FedAvg
 from fedcore.fit import FitResult, fit
 from fedcore.hm1 import Hm1
 from fedcore.pooled import Pooled
+from fedcore.posterior import Posterior, coefficient_intervals, coefficient_tests, combination_tests, prediction_intervals
 from fedcore.rows import DeviceData, Rows
 from fedcore.separate import Separate
 
@@ -15,6 +17,7 @@ __all__ = [
     "DeviceData",
     "DeviceFailure",
     "Ditto",
+    "Eb",
     "FedAvg",
     "FedlinError",
     "FitResult",
@@ -22,7 +25,12 @@ __all__ = [
     "Misuse",
     "Outcome",
     "Pooled",
+    "Posterior",
     "Rows",
     "Separate",
+    "coefficient_intervals",
+    "coefficient_tests",
+    "combination_tests",
     "fit",
+    "prediction_intervals",
 ]

@@ -16,6 +16,7 @@ from numpy.random import Generator
 
 from fedcore.errors import Misuse
 from fedcore.messages import DeviceInfo
+from fedcore.posterior import Posterior
 from fedcore.rows import DeviceData, Floats
 
 
@@ -60,9 +61,10 @@ class Outcome:
 
 
 class DeviceResult(NamedTuple):
-    """What a device ends a run with: its coefficients, shape (d,)."""
+    """What a device ends a run with: its coefficients, shape (d,), and their posterior where the algorithm has one."""
 
     theta: Floats
+    posterior: Posterior | None = None
 
 
 Server = TypeVar("Server")
@@ -174,6 +176,7 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 ALGORITHMS = {
     "ditto": "fedcore.ditto:Ditto",
     "fedavg": "fedcore.fedavg:FedAvg",
+    "eb": "fedcore.eb:Eb",
     "hm1": "fedcore.hm1:Hm1",
     "pooled": "fedcore.pooled:Pooled",
     "separate": "fedcore.separate:Separate",

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec, Outcome, algorithm_class
+from fedcore.algorithm import Aggregated, AnyAlgorithm, DeviceResult, FleetSpec, Outcome, algorithm_class
 from fedcore.errors import DataError, Misuse
 from fedcore.messages import take
+from fedcore.posterior import Posterior
 from fedcore.receipts import Memory, settle
 from fedcore.rounds import Answers, Call, DeviceRngs, RunState, Schedule, rounds
 from fedcore.rows import DeviceData, Floats
@@ -28,12 +29,15 @@ class FitResult:
         Per round, its scalars by name.
     outcome
         How the run ended.
+    posterior
+        The coefficients' posterior by device id, where the algorithm has one.
     """
 
     theta: dict[str, Floats]
     server: Any
     history: tuple[dict[str, float], ...]
     outcome: Outcome
+    posterior: dict[str, Posterior]
 
 
 def fit(
@@ -77,7 +81,10 @@ def fit(
         state, outcome = report.state, report.outcome
         history.append(report.metrics())
     assert outcome is not None
-    return FitResult(backend.finalize(state), state.server, tuple(history), outcome)
+    results = backend.results(state)
+    theta = {device_id: result.theta for device_id, result in results.items()}
+    posterior = {device_id: result.posterior for device_id, result in results.items() if result.posterior}
+    return FitResult(theta, state.server, tuple(history), outcome, posterior)
 
 
 _loop = rounds  # `rounds` is also the name that users know the number of rounds by
@@ -140,13 +147,16 @@ class InProcess:
         """The algorithm's aggregation."""
         return self.algorithm.aggregate(server, answers.answered, answers.ups)
 
-    def finalize(self, state: RunState) -> dict[str, Floats]:
-        """Every device's coefficients after its last receipt."""
+    def results(self, state: RunState) -> dict[str, DeviceResult]:
+        """Every device's result after its last receipt."""
         self._settle(state)
         everyone = range(len(self.datas))
         downs, devices = self.algorithm.broadcasts(state.server, everyone), self._accepted(everyone)
-        results = map(self.algorithm.finalize, downs, devices, self.datas)
-        return {device_id: result.theta for device_id, result in zip(self.spec.device_ids, results, strict=True)}
+        return dict(zip(self.spec.device_ids, map(self.algorithm.finalize, downs, devices, self.datas), strict=True))
+
+    def finalize(self, state: RunState) -> dict[str, Floats]:
+        """Every device's coefficients after its last receipt."""
+        return {device_id: result.theta for device_id, result in self.results(state).items()}
 
     def _settle(self, state: RunState) -> None:
         for k, memory in self.memories.items():

@@ -13,7 +13,7 @@ import numpy as np
 from fedcore.algorithm import AnyAlgorithm, FleetSpec, Outcome
 from fedcore.fit import InProcess, fit
 from fedcore.messages import nbytes
-from fedcore.rounds import DeviceRngs, RoundReport, RunState, Schedule, device_rng, rounds
+from fedcore.rounds import DeviceRngs, RunState, Schedule, device_rng, rounds
 from fedcore.rows import DeviceData, Floats
 from fedcore.trees import pack, unpack
 
@@ -120,10 +120,7 @@ def _check_resumed(algorithm: AnyAlgorithm, fleet: dict[str, DeviceData]) -> Non
     for report in rounds(algorithm, spec, straight, schedule, state):
         state = report.state
     resumed, backend = RunState.initial(algorithm, spec), _setting(algorithm, fleet)[2]
-    for _ in range(ROUNDS):
-        report: RoundReport | None = next(rounds(algorithm, spec, backend, schedule, unpack(pack(resumed))), None)
-        if report is None:
-            break
+    while report := next(rounds(algorithm, spec, backend, schedule, unpack(pack(resumed))), None):
         resumed = report.state
     assert equal(state, resumed), "a resumed run differs from the straight one"
     assert _same(straight.finalize(state), backend.finalize(resumed)), "a resumed run differs from the straight one"

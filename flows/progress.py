@@ -44,7 +44,9 @@ class RunProgress:
         """A finished round; `silent` says of each device that did not answer why."""
         status = f"{len(report.answered)} of {len(report.cohort)} devices answered, loss {report.loss:.4g}"
         if not self._console.is_terminal:
-            self.say(f"round {report.round_num} of {self._total}: {status}")
+            main = report.state.main_rounds + (report.phase == "main" and not report.counted)
+            phase = "" if report.phase == "main" else f" ({report.phase})"
+            self.say(f"round {report.round_num} of {self._total + report.round_num - main}{phase}: {status}")
         for reason in list(silent.values())[:SHOWN]:
             self.say(f"round {report.round_num}: no answer, {reason}")
         if len(silent) > SHOWN:

@@ -23,6 +23,7 @@ from fedcore.data.places import Place, make_folder, read_file, write_durably
 from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, Misuse, PlaceAway
 from fedcore.messages import Broadcast, Reply
 from fedcore.metrics import Score, score
+from fedcore.posterior import Posterior
 from fedcore.receipts import Memory, settle
 from fedcore.rounds import device_rng
 from fedcore.rows import DeviceData, Floats
@@ -97,6 +98,8 @@ class DeviceReport(NamedTuple):
         Its coefficients, shape (d,).
     test, test_separate
         Its score on its test rows, and that of the same device on its own; see `separate_rival`.
+    posterior
+        Of its coefficients, where the algorithm has one.
     """
 
     device: str
@@ -104,6 +107,7 @@ class DeviceReport(NamedTuple):
     theta: Floats
     test: Score
     test_separate: Score
+    posterior: Posterior | None
 
 
 def _sealed(stage: str) -> Callable[[Callable[Concatenate[G, str, P], R]], Callable[Concatenate[G, str, P], R]]:
@@ -222,7 +226,7 @@ def device_finalize(station: Station, device_id: str, broadcast: Broadcast, draw
     _keep(station, device_id, kept._replace(memory=memory))
     result = station.algorithm.finalize(broadcast.down, memory.accepted, data)
     alone = _alone(station, device_id, data, drawn)
-    return DeviceReport(device_id, data.train.n, result.theta, score(result, data.test), alone)
+    return DeviceReport(device_id, data.train.n, result.theta, score(result, data.test), alone, result.posterior)
 
 
 def _alone(station: Station, device_id: str, data: DeviceData, drawn: Sequence[int]) -> Score:

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 from fedcore.data import Fitted
 from fedcore.data.places import Place, make_folder, write_durably
 from fedcore.metrics import a_rmse
-from fedcore.trees import npz, pack
+from fedcore.posterior import Posterior
+from fedcore.trees import Arrays, npz, pack
 from tasks.device import DeviceReport
 
 
@@ -29,7 +30,8 @@ def write_results(
     fitted: Fitted | None = None,
     gaps: Mapping[str, Mapping[str, int | None]],
 ) -> None:
-    """Write `theta.npz`, `server.npz`, `devices.parquet` and, where the data were prepared by it, `preprocessing.json`.
+    """Write `theta.npz`, `server.npz`, `devices.parquet`; where the algorithm has posteriors `posterior.npz`, with the table's column
+    `theta_sd`; and, where the data were prepared by it, `preprocessing.json`.
 
     Parameters
     ----------
@@ -45,7 +47,7 @@ def write_results(
         All devices of the run, sorted: the columns of the server's arrays.
     fitted
         The fleet's preprocessing. Where it scales features, `theta.npz` also holds `Theta_original` and
-        `coefficients_original`, per unit of each feature.
+        `coefficients_original`, per unit of each feature, and `posterior.npz` `covariance_original`.
     gaps
         By device and column, the number of missing values, None where it may not be told; devices and columns without are left out.
         Each column that comes up is one of the table of devices, `missing.<column>`.
@@ -58,6 +60,9 @@ def write_results(
         if fitted.scales:
             estimates |= {"Theta_original": fitted.original(Theta), "coefficients_original": np.array(fitted.original_design)}
     write_durably(folder / "theta.npz", npz(estimates))
+    known = {report.device: report.posterior for report in reports if report.posterior}
+    if known:
+        write_durably(folder / "posterior.npz", npz(_posteriors(known, coefficients, fitted)))
     write_durably(folder / "server.npz", npz({**pack(server), "devices": np.array(list(device_ids))}))
     table = pa.table(
         {
@@ -67,12 +72,23 @@ def write_results(
             "rmse_test": [finite(report.test.rmse) for report in reports],
             "rmse_separate": [finite(report.test_separate.rmse) for report in reports],
             "theta": [report.theta.tolist() for report in reports],
+            **({"theta_sd": [report.posterior.sd.tolist() if report.posterior else None for report in reports]} if known else {}),
             **{f"missing.{name}": _missing(reports, gaps, name) for name in sorted({name for told in gaps.values() for name in told})},
         }
     )
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
     write_durably(folder / "devices.parquet", buffer.getvalue())
+
+
+def _posteriors(known: Mapping[str, Posterior], coefficients: Sequence[str], fitted: Fitted | None) -> Arrays:
+    """Posteriors as arrays with a leading axis of devices: `mean`, `covariance`, `noise`, `freedom`."""
+    arrays: Arrays = {name: np.array([getattr(each, name) for each in known.values()]) for name in Posterior._fields}
+    if fitted and fitted.scales:
+        # Coefficients in original units are U'theta, so their covariance is U'VU.
+        arrays["covariance_original"] = np.array([fitted.original(fitted.original(each.covariance).T) for each in known.values()])
+        arrays["coefficients_original"] = np.array(fitted.original_design)
+    return arrays | {"coefficients": np.array(list(coefficients)), "devices": np.array(list(known))}
 
 
 def _missing(reports: Sequence[DeviceReport], gaps: Mapping[str, Mapping[str, int | None]], column: str) -> pa.Array:

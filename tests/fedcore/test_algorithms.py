@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcore import Ditto, FedAvg, Hm1, Misuse, Pooled, Separate
+from fedcore import Ditto, Eb, FedAvg, Hm1, Misuse, Pooled, Separate
 from fedcore.algorithm import ALGORITHMS, algorithm_class
 from fedcore.messages import DeviceInfo
 from fedcore.testing import check_algorithm
@@ -21,6 +21,12 @@ VARIANTS = {
     "fedavg": lambda: FedAvg(),
     "fedavg minibatch": lambda: FedAvg(batch=5, gradient="sum"),
     "fedavg equal": lambda: FedAvg(weights="equal", eta=0.01, steps=1),
+    "eb": lambda: Eb(),
+    "eb diagonal": lambda: Eb(covariance="diagonal"),
+    "eb diagonal, own noise": lambda: Eb(covariance="diagonal", noise="own"),
+    "eb isotropic around zero": lambda: Eb(covariance="isotropic", mean="zero"),
+    "eb own noise": lambda: Eb(noise="own"),
+    "eb around zero": lambda: Eb(mean="zero"),
     "hm1": lambda: Hm1(),
     "hm1 explicit": lambda: Hm1(shrinkage="explicit", eta=0.01),
     "hm1 explicit, safe rate": lambda: Hm1(shrinkage="explicit"),

@@ -122,6 +122,19 @@ def test_a_run_that_goes_on_keeps_its_preprocessing(
     assert Fitted.model_validate_json((home / "runs/run/results/preprocessing.json").read_text()) == expected
 
 
+def test_posteriors_in_original_units(server: Orchestrator, home: Path, clinics: Callable[..., Dataset]) -> None:
+    """What they say of a raw row's prediction is what the scaled ones say of the scaled row's."""
+    dataset = clinics()
+    fitted = fit_fleet(dataset)
+    assert fitted is not None
+    run(home, read_config({"dataset": "clinics", "rounds": 3, "algorithm": "eb"}))
+    with np.load(home / "runs/run/results/posterior.npz") as stored, np.load(home / "runs/run/results/theta.npz") as theta:
+        assert stored["coefficients_original"].tolist() == theta["coefficients_original"].tolist()
+        U = np.array([fitted.original(each) for each in np.eye(len(fitted.design))])
+        for scaled, original in zip(stored["covariance"], stored["covariance_original"], strict=True):
+            np.testing.assert_allclose(original, U.T @ scaled @ U, rtol=1e-9, atol=1e-12)
+
+
 def test_a_contract_that_needs_no_exchange_has_none(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
     fleet()
     result = run(home, read_config({"dataset": "small", "rounds": 1}))

@@ -27,6 +27,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "hm1": {"rounds": 4},
     "explicit": {"rounds": 4, "options": {"shrinkage": "explicit", "eta": 0.01}},
     "minibatch, part of the fleet": {"rounds": 5, "participation": 0.5, "seed": 3, "options": {"batch": 3, "gradient": "sum"}},
+    "eb": {"rounds": 4, "algorithm": "eb", "options": {"covariance": "diagonal"}},
+    "eb, part of the fleet, own noise": {"rounds": 4, "algorithm": "eb", "participation": 0.5, "options": {"noise": "own"}},
     "separate, part of the fleet": {"rounds": 5, "algorithm": "separate", "participation": 0.5, "options": {"batch": 3}},
     "fedavg": {"rounds": 4, "algorithm": "fedavg", "options": {"steps": 2}},
     "ditto, part of the fleet": {"rounds": 5, "algorithm": "ditto", "participation": 0.5, "options": {"batch": 3, "penalty": 0.5}},
@@ -51,6 +53,12 @@ def assert_equal_to_the_bit(folder: Path, dataset: Dataset, expected: FitResult)
     with np.load(folder / "results/theta.npz") as stored:
         assert stored["devices"].tolist() == list(dataset.device_ids)
         np.testing.assert_array_equal(stored["Theta"], np.array([expected.theta[name] for name in dataset.device_ids]).T)
+    assert (folder / "results/posterior.npz").exists() == bool(expected.posterior)
+    if expected.posterior:
+        with np.load(folder / "results/posterior.npz") as stored:
+            for k, name in enumerate(stored["devices"].tolist()):
+                for field, value in expected.posterior[name]._asdict().items():
+                    np.testing.assert_array_equal(stored[field][k], value)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -120,6 +128,25 @@ def test_pooled_is_compared_with_the_exact_solution_of_each_device(server: Orche
         data = dataset.load(name)
         alone = np.linalg.solve(data.train.X.T @ data.train.X + 2.0 * np.eye(3), data.train.X.T @ data.train.y)
         assert table["rmse_separate"][k] == pytest.approx(score(DeviceResult(alone), data.test).rmse, rel=1e-10)
+
+
+def test_what_a_run_with_posteriors_leaves(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], capfd: pytest.CaptureFixture[str]
+) -> None:
+    dataset = fleet()
+    config = read_config({"dataset": "small", "rounds": 2, "algorithm": "eb"})
+    result = run(home, config)
+    expected = in_memory(dataset, config)
+    assert result["rounds"] == 3, "one of them for the start"
+    shown = capfd.readouterr().err
+    assert "round 1 of 3 (start): 5 of 5 devices answered" in shown
+    assert "round 3 of 3: 5 of 5 devices answered" in shown
+    table = pq.read_table(home / "runs/run/results/devices.parquet").to_pydict()
+    np.testing.assert_array_equal(table["theta_sd"], [expected.posterior[name].sd for name in dataset.device_ids])
+    client = MlflowClient(f"sqlite:///{home}/mlflow.db")
+    assert "posterior.npz" in {artifact.path for artifact in client.list_artifacts(result["mlflow_run_id"])}
+    likelihoods = client.get_metric_history(result["mlflow_run_id"], "log_likelihood")
+    assert [(metric.step, metric.value) for metric in likelihoods] == [(c, expected.history[c - 1]["log_likelihood"]) for c in (2, 3)]
 
 
 def test_no_telemetry_unless_asked_for(server: Orchestrator) -> None:

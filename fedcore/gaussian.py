@@ -1,0 +1,76 @@
+"""One device's coefficients as draws from a normal distribution: their posterior given its rows, and how likely the rows are.
+
+All functions work on m devices at once, with a leading device axis, and no device's result depends on the others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedcore.compression import Compressed
+from fedcore.rows import Floats
+
+
+class Expected(NamedTuple):
+    """The posterior of theta = mean + b, b ~ N(0, A A'), given y = X theta + e, e ~ N(0, noise I).
+
+    Attributes
+    ----------
+    b, covariance
+        Posterior mean of b, shape (m, d), and covariance, shape (m, d, d).
+    error
+        Q'y - R (mean + b), shape (m, d).
+    residual
+        E|y - X theta|^2, shape (m,).
+    log_likelihood
+        log N(y; X mean, X A A' X' + noise I), shape (m,).
+    """
+
+    b: Floats
+    covariance: Floats
+    error: Floats
+    residual: Floats
+    log_likelihood: Floats
+
+
+def expected(rows: Compressed, mean: Floats, factor: Floats, noise: Floats) -> Expected:
+    """The posterior of m devices.
+
+    With b = A u, B = R A and sigma^2 the noise, u has precision M = I + B'B / sigma^2, which is regular whatever A is. The QR
+    decomposition (B / sigma; I) = (Q1; Q2) T gives M = T'T and T^-1 = Q2, so that M is neither formed, which would square its
+    condition number, nor solved with: E u = Q2 Q1'r / sigma with r = Q'y - R mean, and Cov u = Q2 Q2'.
+
+    Parameters
+    ----------
+    rows
+        Of m devices.
+    mean
+        Shape (m, d).
+    factor
+        A, shape (m, d, d).
+    noise
+        Noise variances, above 0, shape (m,).
+    """
+    d, sd = mean.shape[1], np.sqrt(noise)[:, None]
+    scaled = (rows.R @ factor) / sd[:, :, None]
+    Q, T = np.linalg.qr(np.concatenate([scaled, np.broadcast_to(np.eye(d), scaled.shape)], axis=1))
+    start = rows.y - product(rows.R, mean)
+    W = factor @ Q[:, d:]
+    u = product(Q[:, d:], product(Q[:, :d].swapaxes(1, 2), start / sd))
+    b = product(factor, u)
+    error = start - product(rows.R, b)
+    spread = ((rows.R @ W) ** 2).reshape(len(W), -1).sum(axis=1)
+    residual = (error**2).sum(axis=1) + rows.rss + spread
+    # Contiguous: arithmetic on strides may round otherwise, and one device is to be the same alone and among others.
+    determinant = 2.0 * np.log(np.abs(np.ascontiguousarray(np.diagonal(T, axis1=1, axis2=2)))).sum(axis=1)
+    # The least of |r - B u|^2 / sigma^2 + |u|^2, and so insensitive to the rounding of u, however small the noise.
+    quadratic = ((error**2).sum(axis=1) + rows.rss) / noise + (u**2).sum(axis=1)
+    log_likelihood = -0.5 * (rows.n * np.log(2.0 * np.pi * noise) + determinant + quadratic)
+    return Expected(b, W @ W.swapaxes(1, 2), error, residual, log_likelihood)
+
+
+def product(matrices: Floats, vectors: Floats) -> Floats:
+    """Matrix times vector, device by device."""
+    return (matrices @ vectors[..., None])[..., 0]
