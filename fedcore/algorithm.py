@@ -173,6 +173,7 @@ AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 ALGORITHMS = {
     "hm1": "fedcore.hm1:Hm1",
+    "mtrl": "fedcore.mtrl:Mtrl",
     "separate": "fedcore.separate:Separate",
 }
 """Algorithm by name: the module and the class. A new algorithm is one file and one line here."""

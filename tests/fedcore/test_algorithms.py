@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcore import Hm1, Misuse, Separate
+from fedcore import Hm1, Misuse, Mtrl, Separate
 from fedcore.algorithm import ALGORITHMS, algorithm_class
 from fedcore.messages import DeviceInfo
 from fedcore.testing import check_algorithm
@@ -20,6 +20,8 @@ VARIANTS = {
     "hm1 tied": lambda: Hm1(prior_rate="tied", alpha=0.9),
     "hm1 minibatch": lambda: Hm1(batch=5, gradient="sum"),
     "hm1 sum": lambda: Hm1(gradient="sum", floor=0.0),
+    "mtrl": lambda: Mtrl(),
+    "mtrl minibatch": lambda: Mtrl(batch=3, strength=0.1, floor=1e-6),
     "separate": lambda: Separate(),
     "separate minibatch": lambda: Separate(batch=2, steps=3),
 }
@@ -35,7 +37,7 @@ def test_every_algorithm_has_a_variant() -> None:
 
 
 def test_unknown_algorithm() -> None:
-    with pytest.raises(Misuse, match=r"no algorithm 'hm9': choose one of hm1, separate"):
+    with pytest.raises(Misuse, match=r"no algorithm 'hm9': choose one of hm1, mtrl, separate"):
         algorithm_class("hm9")
 
 

@@ -57,7 +57,7 @@ def spoil(dataset: Dataset, device: str, change: Callable[[pl.DataFrame], pl.Dat
 MISUSE = {
     "no data set": (["train"], r"configuration: dataset: field required"),
     "unknown data set": (["train", "nope"], r"no data set 'nope' .*\(small\)"),
-    "unknown algorithm": (["train", "small", "--algorithm", "hm9"], r"no algorithm 'hm9': choose one of hm1, separate"),
+    "unknown algorithm": (["train", "small", "--algorithm", "hm9"], r"no algorithm 'hm9': choose one of hm1, mtrl, separate"),
     "unknown option": (["train", "small", "--set", "gamma=1"], r"hm1 has no option 'gamma': choose from eta, .*alpha"),
     "option of another algorithm": (["train", "small", "--algorithm", "separate", "--set", "alpha=1"], r"separate has no option 'alpha'"),
     "option out of bounds": (["train", "small", "--set", "alpha=2"], r"alpha is a number in \(0, 1\], got 2"),

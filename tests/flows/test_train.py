@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "hm1": {"rounds": 4},
     "explicit": {"rounds": 4, "options": {"shrinkage": "explicit", "eta": 0.01}},
     "minibatch, part of the fleet": {"rounds": 5, "participation": 0.5, "seed": 3, "options": {"batch": 3, "gradient": "sum"}},
+    "mtrl, part of the fleet": {"rounds": 4, "algorithm": "mtrl", "participation": 0.5, "options": {"strength": 0.3}},
     "separate, part of the fleet": {"rounds": 5, "algorithm": "separate", "participation": 0.5, "options": {"batch": 3}},
 }
 
