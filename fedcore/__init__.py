@@ -7,6 +7,7 @@ from fedcore.errors import DataError, DeviceFailure, FedlinError, Misuse
 from fedcore.fedavg import FedAvg
 from fedcore.fit import FitResult, fit
 from fedcore.hm1 import Hm1
+from fedcore.mtrl import Mtrl
 from fedcore.pooled import Pooled
 from fedcore.posterior import Posterior, coefficient_intervals, coefficient_tests, combination_tests, prediction_intervals
 from fedcore.rows import DeviceData, Rows
@@ -23,6 +24,7 @@ __all__ = [
     "FitResult",
     "Hm1",
     "Misuse",
+    "Mtrl",
     "Outcome",
     "Pooled",
     "Posterior",

@@ -178,6 +178,7 @@ ALGORITHMS = {
     "fedavg": "fedcore.fedavg:FedAvg",
     "eb": "fedcore.eb:Eb",
     "hm1": "fedcore.hm1:Hm1",
+    "mtrl": "fedcore.mtrl:Mtrl",
     "pooled": "fedcore.pooled:Pooled",
     "separate": "fedcore.separate:Separate",
 }

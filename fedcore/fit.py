@@ -135,7 +135,7 @@ class InProcess:
         """The cohort's local steps, as one call of the algorithm."""
         self._settle(call.state)
         devices = self._accepted(call.cohort)
-        ids = [self.spec.device_ids[k] for k in call.cohort]
+        ids = self._of(self.spec.device_ids, call.cohort)
         rngs = DeviceRngs(self.seed, call.round_num, ids)
         states, ups, infos = self.algorithm.local_steps(call.downs, devices, self._of(self.datas, call.cohort), rngs)
         if states is not devices:

@@ -15,7 +15,8 @@ The server then sets Omega <- (1 - alpha) Omega + (alpha / d) Theta' Theta.
 Omega starts at I in the paper, and does so here for prior rates that are tied or given. A calibrated prior rate has the
 units of the targets, squared, and a start without units would shrink large coefficients to zero at once and small ones
 not at all; so Omega then starts at u I, with u the mean square of the coefficients that the first round's local steps
-reach. That makes the estimate equivariant: targets in other units give the same coefficients in those units.
+reach. That makes the estimate equivariant: targets in other units give the same coefficients in those units. Its floor is a
+multiple of the same u over all devices' first answers, since one device's coefficients may happen to be small.
 
 The prior rate that is consistent with the objective is g_k sigma_k^2 / n_k (`calibrated`), with g_k = T rate for small
 steps, and less where T steps come near the device's own least squares (`LocalProblem.gain`): then the fixed point is the
@@ -34,22 +35,18 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 from scipy.linalg.lapack import dposv, dpotrf
 
 from fedcore.algorithm import Aggregated, BatchedAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
+from fedcore.covariance import TINY, Covariance, LowRank, identity, raised, scaled, shrunk, updated
 from fedcore.linear import LocalProblem, LocalSteps
-from fedcore.messages import DeviceInfo, Stacked, stacked
+from fedcore.messages import Columns, DeviceInfo, Stacked, columns, stacked
 from fedcore.options import choice, number
-from fedcore.rows import DeviceData, Floats, Scalar
+from fedcore.rows import DeviceData, Floats
 
 DEFAULT_FLOOR, CALIBRATED_FLOOR = 1e-2, 1e-1
 """Added to Omega's diagonal where it is inverted: in absolute terms, and as a share of Omega's start. Without a floor,
 devices that are silent for long are shrunk to zero and stay there, and a large alpha shrinks everybody too much."""
-
-Columns = slice | NDArray[np.intp]
-
-EPSILON, TINY = float(np.finfo(float).eps), float(np.finfo(float).tiny)
 
 
 class Server(NamedTuple):
@@ -60,7 +57,8 @@ class Server(NamedTuple):
     Theta
         Coefficients, shape (d, K).
     Omega
-        Device covariance, shape (K, K).
+        Device covariance: a matrix (K, K), or in a large fleet `fedcore.covariance.LowRank`, whose entries
+        `fedcore.covariance.block` gives. With the explicit step always a matrix.
     prior_rate
         Each device's last prior rate, shape (K,); 0 before its first answer.
     pull
@@ -68,16 +66,16 @@ class Server(NamedTuple):
     change
         Relative change of Theta in the last round, where every device answered it; else inf.
     unit
-        What Omega's start and floor are multiples of: 1, or with a calibrated proximal step the mean square of the
-        coefficients that the first round's local steps reached; 0 before that.
+        What Omega's start and floor are multiples of: 1, or with a calibrated proximal step the mean square of what the
+        devices' local steps reached when each first answered; 0 before the first round.
     least
-        A lower bound of Omega's eigenvalues, what is left of its start: (1 - alpha)^c unit after c rounds.
+        A lower bound of Omega's eigenvalues, what is left of its start: (1 - alpha)^c times the first unit after c rounds.
     failure
         0, or the `Failure` that ended the run.
     """
 
     Theta: Floats
-    Omega: Floats
+    Omega: Covariance
     prior_rate: Floats
     pull: Floats
     change: float
@@ -93,10 +91,12 @@ class Failure(IntEnum):
     NOT_FINITE = 2
 
 
+NOT_FINITE = "a device's update was not finite, its local steps overflowed: try a smaller eta, eta=safe or batch=full"
+
 ADVICE = {
     Failure.UNSTABLE_STEP: "the explicit shrinkage step is unstable, its prior rate exceeds the smallest eigenvalue of Omega: "
     "try shrinkage=proximal (the default), a smaller eta or alpha, or a floor above the prior rate",
-    Failure.NOT_FINITE: "a device's update was not finite, its local steps overflowed: try a smaller eta, eta=safe or batch=full",
+    Failure.NOT_FINITE: NOT_FINITE,
 }
 
 
@@ -182,15 +182,16 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         K = len(spec.device_ids)
         pull = np.zeros((0 if self._proximal else spec.d, K))
         unit = 0.0 if self._scaled else 1.0
-        return Server(np.zeros((spec.d, K)), np.eye(K), np.zeros(K), pull, np.inf, unit, unit, 0)
+        Omega = identity(K, spec.d) if self._proximal else np.eye(K)
+        return Server(np.zeros((spec.d, K)), Omega, np.zeros(K), pull, np.inf, unit, unit, 0)
 
     def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[LocalProblem]:
         return Stacked(self.prepare(datas), len(datas))
 
     def broadcasts(self, server: Server, cohort: Sequence[int]) -> Sequence[Down]:
-        chosen = _columns(cohort, len(server.Omega))
+        chosen = columns(cohort, len(server.prior_rate))
         # Contiguous, as messages are that went to a device and back: arithmetic on strides may round otherwise.
-        theta, pull = (np.ascontiguousarray(columns.T[chosen]) for columns in (server.Theta, server.pull))
+        theta, pull = (np.ascontiguousarray(matrix.T[chosen]) for matrix in (server.Theta, server.pull))
         return Stacked(Down(theta, pull), len(cohort))
 
     def local_steps(
@@ -207,46 +208,47 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
 
     def _prior_rates(self, problem: LocalProblem) -> Floats:
         if self._rate == "calibrated":
-            return problem.gain * problem.noise_variance / problem.n
+            return problem.calibrated_rate
         return problem.eta if self._rate == "tied" else np.full_like(problem.eta, self._rate)
 
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is found below, and named
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
-        up, chosen = stacked(ups), _columns(cohort, len(server.Omega))
+        up, chosen = stacked(ups), columns(cohort, len(server.prior_rate))
         if not (np.isfinite(up.theta).all() and np.isfinite(up.prior_rate).all()):
             return self._failed(server, Failure.NOT_FINITE)
         V, prior_rate = server.Theta.copy(), server.prior_rate.copy()
         V[:, chosen], prior_rate[chosen] = up.theta.T, up.prior_rate
         unit, start = server.unit, server.Omega
-        if unit == 0.0:
-            unit = float(np.mean(up.theta**2)) or 1.0
-            start = unit * start
-        if self._proximal:
-            Theta = self._shrink(V, start, prior_rate, self._floor * unit)
-        elif self._stable(server, chosen, up.prior_rate):
+        if self._scaled:
+            unit = self._first_answers(server, chosen, up)
+            start = start if server.unit else scaled(start, unit)
+        floor = self._floor * unit
+        if self._proximal or isinstance(start, LowRank):  # only a proximal run has one
+            Theta = shrunk(V, start, prior_rate, floor)
+        elif self._stable(server, start, chosen, up.prior_rate):
             Theta = V
         else:
             return self._failed(server, Failure.UNSTABLE_STEP)
-        d, K = Theta.shape
-        scaled = np.sqrt(self.alpha / d) * Theta
-        Omega = scaled.T @ scaled
-        Omega += (1.0 - self.alpha) * start
-        if not np.isfinite(Omega.trace()):
+        Omega = updated(start, Theta, self.alpha, floor + 2.0 * float(prior_rate.min()))
+        if Omega is None:
             return self._failed(server, Failure.NOT_FINITE)
-        pull = server.pull if self._proximal else self._pull(Theta, Omega)
-        change = _norm(Theta - server.Theta) / max(_norm(Theta), TINY)
-        settled = change if len(cohort) == K else np.inf
+        pull = server.pull if self._proximal or isinstance(Omega, LowRank) else self._pull(Theta, Omega)
+        change = relative_change(Theta, server.Theta)
+        settled = change if len(cohort) == len(prior_rate) else np.inf
         least = (1.0 - self.alpha) * (server.least or unit)
         return Aggregated(Server(Theta, Omega, prior_rate, pull, settled, unit, least, 0), 1.0, Info(change))
 
-    def _shrink(self, V: Floats, Omega: Floats, prior_rate: Floats, floor: float) -> Floats:
-        """The proximal step on all columns: V - V (Omega + 2 D)^-1 2 D."""
-        # Omega is positive semi-definite up to rounding; the last term keeps the factorisation so at any scale of the targets.
-        added = floor + 2.0 * prior_rate + len(Omega) * EPSILON * Omega.diagonal().max()
-        _, solved, _ = dposv(_raised(Omega, added), V.T, overwrite_a=1)
-        return V - solved.T * (2.0 * prior_rate)
+    def _first_answers(self, server: Server, chosen: Columns, up: Up) -> float:
+        """The unit once these devices have answered too; those whose rows are free of noise are not told from new ones, and do
+        not count."""
+        new = (server.prior_rate[chosen] == 0.0) & (up.prior_rate > 0.0)
+        before, added = np.count_nonzero(server.prior_rate), np.count_nonzero(new)
+        if not added:
+            return server.unit or 1.0
+        reached = float(np.mean(up.theta[new] ** 2))
+        return (server.unit + (reached - server.unit) * (added / (before + added))) or 1.0
 
-    def _stable(self, server: Server, chosen: Columns, prior_rate: Floats) -> bool:
+    def _stable(self, server: Server, Omega: Floats, chosen: Columns, prior_rate: Floats) -> bool:
         """Whether the explicit step that was just used contracts: Omega - D is positive definite, D the rates of those
         who took the step.
 
@@ -254,14 +256,14 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         """
         if prior_rate.max() < self._floor + server.least:
             return True
-        added = np.full(len(server.Omega), self._floor)
+        added = np.full(len(Omega), self._floor)
         added[chosen] -= prior_rate
-        return bool(dpotrf(_raised(server.Omega, added), overwrite_a=1)[1] == 0)
+        return bool(dpotrf(raised(Omega, added), overwrite_a=1)[1] == 0)
 
     def _pull(self, Theta: Floats, Omega: Floats) -> Floats:
         """The aggregates, Theta Omega^-1. Where Omega is singular they are of no use, and `_stable` ends the run if a
         step takes them."""
-        _, solved, _ = dposv(_raised(Omega, self._floor), Theta.T, overwrite_a=1)
+        _, solved, _ = dposv(raised(Omega, self._floor), Theta.T, overwrite_a=1)
         return solved.T
 
     def _failed(self, server: Server, failure: Failure) -> Aggregated:
@@ -279,16 +281,9 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         return DeviceResult(down.theta)
 
 
-def _columns(cohort: Sequence[int], K: int) -> Columns:
-    """The cohort as an index of columns, which costs nothing where it is the whole fleet."""
-    return slice(None) if len(cohort) == K else np.asarray(cohort)
-
-
-def _raised(Omega: Floats, added: Scalar) -> Floats:
-    """A copy of Omega with `added`, one number or K, on its diagonal, in the column-major order that LAPACK works on in place."""
-    system = Omega.copy()
-    system.ravel()[:: len(system) + 1] += added
-    return system.T
+def relative_change(Theta: Floats, before: Floats) -> float:
+    """Of Theta since `before`, in the Frobenius norm."""
+    return _norm(Theta - before) / max(_norm(Theta), TINY)
 
 
 def _norm(matrix: Floats) -> float:

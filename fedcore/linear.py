@@ -66,6 +66,12 @@ class LocalProblem(NamedTuple):
     map_matrix: Floats
     map_offset: Floats
 
+    @property
+    def calibrated_rate(self) -> Floats:
+        """The step size of a shrinkage towards a prior, after these local steps, that is consistent with sum |y - X theta|^2 /
+        sigma^2 and that prior: gain noise_variance / n."""
+        return self.gain * self.noise_variance / self.n
+
 
 class Pull(NamedTuple):
     """A penalty lambda / 2 |v - centre|^2 beside a device's mean squared error, settled for T steps; with a leading axis m.

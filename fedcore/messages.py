@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcore.rows import Scalar
+
+Columns = slice | NDArray[np.intp]
 
 M = TypeVar("M", bound=tuple[Any, ...])
 
@@ -133,6 +136,11 @@ def take(messages: Sequence[M], positions: Sequence[int]) -> Sequence[M]:
     if hasattr(messages, "take"):
         return cast("Stacked[M]", messages).take(positions)
     return [messages[position] for position in positions]
+
+
+def columns(cohort: Sequence[int], K: int) -> Columns:
+    """The cohort as an index of columns, which costs nothing where it is the whole fleet of K devices."""
+    return slice(None) if len(cohort) == K else np.asarray(cohort, dtype=np.intp)
 
 
 def _mapped(function: Callable[[Any], Any], fields: M) -> M:

@@ -16,11 +16,12 @@ from numpy.random import Generator, SeedSequence, default_rng
 from numpy.typing import NDArray
 
 from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec, Outcome
-from fedcore.messages import Broadcast, DeviceInfo, Receipt, nbytes, stacked
+from fedcore.messages import Broadcast, DeviceInfo, Receipt, columns, nbytes, stacked
 from fedcore.options import number, whole
 
 HEADER_BYTES = nbytes(Broadcast(0, 0, None, None))
 RECEIPT_BYTES = nbytes(Receipt(0, 0.0))
+DIGEST_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Call(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Size of all its broadcasts in bytes."""
-        receipts = int(np.count_nonzero(self.state.taken_round[np.asarray(self.cohort)]))
+        receipts = int(np.count_nonzero(self.state.taken_round[columns(self.cohort, len(self.state.taken_round))]))
         return nbytes(self.downs) + len(self.cohort) * HEADER_BYTES + receipts * RECEIPT_BYTES
 
 
@@ -240,7 +241,7 @@ def rounds(algorithm: AnyAlgorithm, spec: FleetSpec, backend: Backend, schedule:
 
 
 def _advanced(state: RunState, server: Any, answered: Sequence[int], fraction: float, *, main: bool) -> RunState:
-    taken_round, taken_fraction, devices = state.taken_round.copy(), state.taken_fraction.copy(), np.asarray(answered)
+    taken_round, taken_fraction, devices = state.taken_round.copy(), state.taken_fraction.copy(), columns(answered, len(state.taken_round))
     taken_round[devices] = state.round_num + 1
     taken_fraction[devices] = fraction
     return RunState(state.round_num + 1, state.main_rounds + main, server, taken_round, taken_fraction)
@@ -268,8 +269,14 @@ def draw_cohort(device_ids: Sequence[str], schedule: Schedule, round_num: int) -
     K = len(device_ids)
     if schedule.participation == 1:
         return range(K)
-    draws = [_digest(f"{schedule.seed}/{round_num}/{device_id}") for device_id in device_ids]
-    return sorted(sorted(range(K), key=draws.__getitem__)[: schedule.drawn(K)])
+    shared = blake2b(f"{schedule.seed}/{round_num}/".encode(), digest_size=DIGEST_BYTES)
+    draws: list[bytes] = []
+    for device_id in device_ids:
+        draw = shared.copy()
+        draw.update(device_id.encode())
+        draws.append(draw.digest())
+    order = np.frombuffer(b"".join(draws), ">u8").argsort(kind="stable")
+    return np.sort(order[: schedule.drawn(K)]).tolist()
 
 
 def device_rng(seed: int, round_num: int, device_id: str) -> Generator:
@@ -278,7 +285,7 @@ def device_rng(seed: int, round_num: int, device_id: str) -> Generator:
 
 
 def _digest(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+    return int.from_bytes(blake2b(text.encode(), digest_size=DIGEST_BYTES).digest(), "big")
 
 
 class DeviceRngs(Sequence[Generator]):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcore import Ditto, Eb, FedAvg, Hm1, Misuse, Pooled, Separate
+from fedcore import Ditto, Eb, FedAvg, Hm1, Misuse, Mtrl, Pooled, Separate
 from fedcore.algorithm import ALGORITHMS, algorithm_class
 from fedcore.messages import DeviceInfo
 from fedcore.testing import check_algorithm
@@ -33,6 +33,8 @@ VARIANTS = {
     "hm1 tied": lambda: Hm1(prior_rate="tied", alpha=0.9),
     "hm1 minibatch": lambda: Hm1(batch=5, gradient="sum"),
     "hm1 sum": lambda: Hm1(gradient="sum", floor=0.0),
+    "mtrl": lambda: Mtrl(),
+    "mtrl minibatch": lambda: Mtrl(batch=3, strength=0.1, floor=1e-6),
     "pooled": lambda: Pooled(),
     "pooled ridge": lambda: Pooled(penalty=2.0),
     "separate": lambda: Separate(),

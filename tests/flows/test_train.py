@@ -29,6 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "minibatch, part of the fleet": {"rounds": 5, "participation": 0.5, "seed": 3, "options": {"batch": 3, "gradient": "sum"}},
     "eb": {"rounds": 4, "algorithm": "eb", "options": {"covariance": "diagonal"}},
     "eb, part of the fleet, own noise": {"rounds": 4, "algorithm": "eb", "participation": 0.5, "options": {"noise": "own"}},
+    "mtrl, part of the fleet": {"rounds": 4, "algorithm": "mtrl", "participation": 0.5, "options": {"strength": 0.3}},
     "separate, part of the fleet": {"rounds": 5, "algorithm": "separate", "participation": 0.5, "options": {"batch": 3}},
     "fedavg": {"rounds": 4, "algorithm": "fedavg", "options": {"steps": 2}},
     "ditto, part of the fleet": {"rounds": 5, "algorithm": "ditto", "participation": 0.5, "options": {"batch": 3, "penalty": 0.5}},
