@@ -11,6 +11,7 @@ import polars as pl
 from fedcore.data.checks import exact_floats, listed
 from fedcore.data.contract import ColumnType, Contract
 from fedcore.data.evolution import present_names, read_mark
+from fedcore.data.names import unsafe_id
 from fedcore.data.sources import Source
 from fedcore.data.units import in_unit
 from fedcore.errors import DataError
@@ -33,24 +34,47 @@ def pieces(source: Source, contract: Contract) -> Iterator[tuple[str, pl.DataFra
     _need_columns(source, contract, held)
     units = _units(source, contract, held)
     bad: Counter[str] = Counter()
-    empty = others = 0
+    first: dict[str, str] = {}  # of the columns with bad cells: the first one's device
+    empty = others = unsafe = 0
+    reason, commas = "", False
     for batch in source.batches():
         columns = [typed(batch[held[name]].alias(name), column.type, source.form.decimal) for name, column in contract.columns.items()]
-        bad.update({column.name: column.null_count() - batch[held[column.name]].null_count() for column in columns})
         frame = pl.DataFrame([in_unit(column, units[column.name], contract.columns[column.name], source.where) for column in columns])
         ids = _ids(batch, contract.device, source)
         empty += ids.null_count()
+        if reasons := {name: why for name in ids.drop_nulls().unique(maintain_order=True) if (why := unsafe_id(name))}:
+            unsafe += int(ids.is_in(list(reasons)).sum())
+            reason = reason or next(iter(reasons.values()))
+        for column in columns:
+            cells = batch[held[column.name]]
+            if count := column.null_count() - cells.null_count():
+                misfits = (column.is_null() & cells.is_not_null()).fill_null(False)
+                bad[column.name] += count
+                first.setdefault(column.name, ids.filter(misfits)[0] or "")
+                commas |= bool(cells.dtype == pl.String and cells.filter(misfits).str.contains(",", literal=True).any())
         if source.device is not None:
             others += np.count_nonzero((ids != source.device).to_numpy())
-        if bad.total() == empty == others == 0:
+        if bad.total() == empty == others == unsafe == 0:
             yield from _by_device(frame, ids)
     where = source.where
     for name in contract.columns:
         if bad[name]:
             kind = contract.columns[name].type
-            raise DataError(f"{where}: column {name!r} has {bad[name]} values that are not {kind}: correct them or its type")
+            whose = f", the first of device {first[name]}" if first[name] and not unsafe_id(first[name]) else ""
+            remedy = (
+                "state [file] decimal, or correct them"
+                if commas and kind == "float64" and source.form.decimal == "."
+                else "correct them or its type"
+            )
+            raise DataError(f"{where}: column {name!r} has {bad[name]} values that are not {kind}{whose}: {remedy}")
     if empty:
         raise DataError(f"{where}: device column {contract.device!r} has {empty} empty values: fill them first")
+    if unsafe:
+        # Not the ids themselves: where the wrong column was named, they are values.
+        remedy = "rename these devices, or name another column"
+        raise DataError(
+            f"{where}: device column {contract.device!r} has no device's id in {unsafe} of the rows, the first {reason}: {remedy}"
+        )
     if others:
         raise DataError(
             f"{where}: device column {contract.device!r} names other devices than {source.device!r} in {others} rows: split the file"

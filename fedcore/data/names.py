@@ -22,11 +22,15 @@ def checked_device_id(device_id: str) -> str:
     DataError
         With the reason, where it is not.
     """
-    if reason := _unsafe(device_id):
-        raise DataError(f"device id {_shown(device_id)} {reason}: rename the device")
-    if device_id == _HIVE_NULL:
-        raise DataError(f"device id {device_id!r} means a missing value to other tools: give these rows a device")
+    if reason := unsafe_id(device_id):
+        remedy = "give these rows a device" if device_id == _HIVE_NULL else "rename the device"
+        raise DataError(f"device id {_shown(device_id)} {reason}: {remedy}")
     return device_id
+
+
+def unsafe_id(device_id: str) -> str:
+    """Why an id is not safe as a folder name, to follow it in a sentence; empty where it is."""
+    return "means a missing value to other tools" if device_id == _HIVE_NULL else _unsafe(device_id)
 
 
 def checked_dataset_name(name: str) -> str:

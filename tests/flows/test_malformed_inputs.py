@@ -166,32 +166,32 @@ CASES: dict[str, Case] = {
     "word for a number": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + "b,7003,secret,7003,secret\n"},
-        "in.csv: column 'speed' has 1 values that are not float64: correct them or its type",
+        "in.csv: column 'speed' has 1 values that are not float64, the first of device b: correct them or its type",
     ),
     "fraction for a whole number": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + "b,7003.5,7003,7003,secret\n"},
-        "in.csv: column 'hour' has 1 values that are not int64: correct them or its type",
+        "in.csv: column 'hour' has 1 values that are not int64, the first of device b: correct them or its type",
     ),
     "whole number too large": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + "b,70030000000000000000,7003,7003,secret\n"},
-        "in.csv: column 'hour' has 1 values that are not int64: correct them or its type",
+        "in.csv: column 'hour' has 1 values that are not int64, the first of device b: correct them or its type",
     ),
     "number with thousands": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + 'b,7003,"7,003.5",7003,secret\n'},
-        "in.csv: column 'speed' has 1 values that are not float64: correct them or its type",
+        "in.csv: column 'speed' has 1 values that are not float64, the first of device b: state [file] decimal, or correct them",
     ),
     "hexadecimal": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + "b,0x7003,7003,7003,secret\n"},
-        "in.csv: column 'hour' has 1 values that are not int64: correct them or its type",
+        "in.csv: column 'hour' has 1 values that are not int64, the first of device b: correct them or its type",
     ),
     "unit in the cell": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + "b,7003,7003 rpm,7003,secret\n"},
-        "in.csv: column 'speed' has 1 values that are not float64: correct them or its type",
+        "in.csv: column 'speed' has 1 values that are not float64, the first of device b: correct them or its type",
     ),
     "empty cells": (
         IMPORT,
@@ -206,7 +206,7 @@ CASES: dict[str, Case] = {
     "NA": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + "b,7003,NA,7003,secret\n"},
-        "in.csv: column 'speed' has 1 values that are not float64: correct them or its type",
+        "in.csv: column 'speed' has 1 values that are not float64, the first of device b: correct them or its type",
     ),
     "not a number": (
         IMPORT,
@@ -226,17 +226,26 @@ CASES: dict[str, Case] = {
     "quoted empty device id": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + '"",7003,7003,7003,secret\n'},
-        "in.csv: device id '' is empty: rename the device",
+        (
+            "in.csv: device column 'pump' has no device's id in 1 of the rows, "
+            "the first is empty: rename these devices, or name another column"
+        ),
     ),
     "unsafe device id": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + "../b,7003,7003,7003,secret\n"},
-        "in.csv: device id '../b' starts with a dot: rename the device",
+        (
+            "in.csv: device column 'pump' has no device's id in 1 of the rows, "
+            "the first starts with a dot: rename these devices, or name another column"
+        ),
     ),
     "long device id": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + "x" * 101 + ",7003,7003,7003,secret\n"},
-        "in.csv: device id 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...' has 101 characters, more than 100: rename the device",
+        (
+            "in.csv: device column 'pump' has no device's id in 1 of the rows, "
+            "the first has 101 characters, more than 100: rename these devices, or name another column"
+        ),
     ),
     "device ids by case": (
         IMPORT,
@@ -251,7 +260,7 @@ CASES: dict[str, Case] = {
     "null bytes": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "b") + "b,7003,70\0003,7003,secret\n"},
-        "in.csv: column 'speed' has 1 values that are not float64: correct them or its type",
+        "in.csv: column 'speed' has 1 values that are not float64, the first of device b: correct them or its type",
     ),
     "label of no part": (
         "import in.csv --dataset labelled",
@@ -271,7 +280,7 @@ CASES: dict[str, Case] = {
     "decimal points where commas are declared": (
         "import in.csv --dataset comma",
         {"in.csv": "pump;hour;speed;flow;note\na;7000;7000,5;7000,5;secret\na;7001;7000.5;7.000,5;secret\n"},
-        "in.csv: column 'speed' has 1 values that are not float64: correct them or its type",
+        "in.csv: column 'speed' has 1 values that are not float64, the first of device a: correct them or its type",
     ),
     "header of another width": (
         "import in.csv --dataset bare",
@@ -383,7 +392,7 @@ CASES: dict[str, Case] = {
     "parquet: fractions in decimals for a whole number": (
         IMPORT_PARQUET,
         {"in.parquet": parquet(lambda f: f.with_columns(hour=pl.col("speed").cast(pl.Decimal(10, 2))))},
-        "in.parquet: column 'hour' has 3 values that are not int64: correct them or its type",
+        "in.parquet: column 'hour' has 3 values that are not int64, the first of device 4: correct them or its type",
     ),
     "parquet: decimals for text": (
         IMPORT_PARQUET,
@@ -441,12 +450,12 @@ CASES: dict[str, Case] = {
     "parquet: whole numbers beyond int64": (
         IMPORT_PARQUET,
         {"in.parquet": parquet(lambda f: f.with_columns(hour=pl.lit(2**64 - 7000, pl.UInt64)))},
-        "in.parquet: column 'hour' has 3 values that are not int64: correct them or its type",
+        "in.parquet: column 'hour' has 3 values that are not int64, the first of device 4: correct them or its type",
     ),
     "parquet: whole numbers that float64 would round": (
         IMPORT_PARQUET,
         {"in.parquet": parquet(lambda f: f.with_columns(flow=2**53 + pl.col("hour") - 7000))},
-        "in.parquet: column 'flow' has 1 values that are not float64: correct them or its type",
+        "in.parquet: column 'flow' has 1 values that are not float64, the first of device 4: correct them or its type",
     ),
     "parquet: a name that is no text": (
         IMPORT_PARQUET,
@@ -461,27 +470,42 @@ CASES: dict[str, Case] = {
     "id that means a missing value": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "__HIVE_DEFAULT_PARTITION__")},
-        "in.csv: device id '__HIVE_DEFAULT_PARTITION__' means a missing value to other tools: give these rows a device",
+        (
+            "in.csv: device column 'pump' has no device's id in 3 of the rows, "
+            "the first means a missing value to other tools: rename these devices, or name another column"
+        ),
     ),
     "URL-encoded id": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "a%20b")},
-        "in.csv: device id 'a%20b' looks URL-encoded, which is not undone: rename the device",
+        (
+            "in.csv: device column 'pump' has no device's id in 3 of the rows, "
+            "the first looks URL-encoded, which is not undone: rename these devices, or name another column"
+        ),
     ),
     "id of two parts": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "site=1")},
-        "in.csv: device id 'site=1' holds characters other than A-Z a-z 0-9 . _ -: rename the device",
+        (
+            "in.csv: device column 'pump' has no device's id in 3 of the rows, "
+            "the first holds characters other than A-Z a-z 0-9 . _ -: rename these devices, or name another column"
+        ),
     ),
     "id with an accent, composed": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "caf\u00e9")},
-        "in.csv: device id 'caf\\xe9' holds characters other than A-Z a-z 0-9 . _ -: rename the device",
+        (
+            "in.csv: device column 'pump' has no device's id in 3 of the rows, "
+            "the first holds characters other than A-Z a-z 0-9 . _ -: rename these devices, or name another column"
+        ),
     ),
     "id with an accent, decomposed": (
         IMPORT,
         {"in.csv": HEADER + lines("a", "cafe\u0301")},
-        "in.csv: device id 'cafe\\u0301' holds characters other than A-Z a-z 0-9 . _ -: rename the device",
+        (
+            "in.csv: device column 'pump' has no device's id in 3 of the rows, "
+            "the first holds characters other than A-Z a-z 0-9 . _ -: rename these devices, or name another column"
+        ),
     ),
     "parquet: fractions for ids": (
         IMPORT_PARQUET,
@@ -527,7 +551,7 @@ CASES: dict[str, Case] = {
     "folder: one broken file": (
         FOLDER,
         {"folder/1.csv": HEADER + lines("1"), "folder/2.csv": HEADER + lines("2") + "2,secret,7003,7003,secret\n"},
-        "2.csv: column 'hour' has 1 values that are not int64: correct them or its type",
+        "2.csv: column 'hour' has 1 values that are not int64, the first of device 2: correct them or its type",
     ),
     "folder: one incomplete device": (
         FOLDER,
@@ -623,7 +647,7 @@ CASES: dict[str, Case] = {
     "add: word for a number": (
         ADD,
         {"in.csv": HEADER + lines("4") + "4,7003,secret,7003,secret\n4,7003,secret,7003,secret\n"},
-        "in.csv: column 'speed' has 2 values that are not float64: correct them or its type",
+        "in.csv: column 'speed' has 2 values that are not float64, the first of device 4: correct them or its type",
     ),
     "add: empty cell": (
         ADD,
@@ -641,6 +665,14 @@ CASES: dict[str, Case] = {
         ADD_PARQUET,
         {"in.parquet": parquet(lambda f: f)[:-9]},
         "in.parquet: not a readable parquet file (1871 bytes, empty, cut short or damaged): write it again",
+    ),
+    "a column of words for the device": (
+        "import in.csv --dataset first --device note --target flow",
+        {"in.csv": "note,hour,flow\nsecret words,7000,7001\nsecret words,7002,7003\n"},
+        (
+            "in.csv: device column 'note' has no device's id in 2 of the rows, "
+            "the first holds characters other than A-Z a-z 0-9 . _ -: rename these devices, or name another column"
+        ),
     ),
     "add: an empty folder": (
         "add folder --dataset pumps --device 4",

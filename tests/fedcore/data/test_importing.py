@@ -177,7 +177,10 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "empty cell": (text(",", [HEADER, *LINES, ["b", "5", "", "1"]]), "device=b: column 'speed' has 1 null or non-finite values"),
     "not finite": (text(",", [HEADER, *LINES, ["b", "5", "inf", "nan"]]), "device=b: column 'speed' has 1 null or non-finite values"),
     "no id": (text(",", [HEADER, *LINES, ["", "5", "1", "1"]]), "device column 'pump' has 1 empty values"),
-    "unsafe id": (text(",", [HEADER, *LINES, ["a/b", "5", "1", "1"]]), "device id 'a/b' holds characters other than"),
+    "unsafe id": (
+        text(",", [HEADER, *LINES, ["a/b", "5", "1", "1"]]),
+        "device column 'pump' has no device's id in 1 of the rows, the first holds",
+    ),
     "ids by case": (text(",", [HEADER, *LINES, ["B", "5", "1", "1"]]), "device ids 'B' and 'b' are the same, at most up to case"),
 }
 
@@ -288,7 +291,9 @@ def test_the_other_decimal_mark_is_never_guessed(tmp_path: Path, decimal: str, c
     write_contract(tmp_path / "pumps", pumps_contract(file={"separator": ";", "decimal": decimal}))
     with pytest.raises(DataError) as caught:
         import_file(tmp_path, write(tmp_path, f"pump;hour;speed;flow\na;1;1;1\na;1;{cell};1\n"), "pumps")
-    assert checked_message(caught.value) == "pumps.csv: column 'speed' has 1 values that are not float64: correct them or its type"
+    remedy = "correct them or its type" if decimal == "," else "state [file] decimal, or correct them"
+    expected = f"pumps.csv: column 'speed' has 1 values that are not float64, the first of device a: {remedy}"
+    assert checked_message(caught.value) == expected
 
 
 FRAME = pl.DataFrame({"pump": ["001", "1", "001"], "hour": [1, 2, 3], "speed": [10.5, 11.5, 12.5], "flow": [7000.5, 7001.5, 7002.5]})

@@ -307,7 +307,9 @@ def test_numbers_beyond_int64_are_ids_but_no_values(tmp_path: Path) -> None:
     dataset = import_frame(tmp_path, pa.table(columns), "demo", device="unit", target="y")
     assert dataset.device_ids == tuple(sorted({str(name) for name in names}))
     columns["a"] = columns["unit"]
-    expected = "data frame: column 'a' has 2 values that are not float64: correct them or its type"
+    expected = (
+        "data frame: column 'a' has 2 values that are not float64, the first of device 18446744073709551615: correct them or its type"
+    )
     assert refusal(lambda: import_frame(tmp_path, pa.table(columns), "other", device="unit", target="y")) == expected
 
 
