@@ -16,7 +16,7 @@ from fedcore.messages import nbytes
 from fedcore.rounds import Answers, Call, RunState, Schedule, draw_cohort
 from flows.config import TrainConfig
 from flows.workspace import Workspace
-from tasks.device import DeviceReport, Ground, Station, device_enrol, device_finalize, device_summarise, device_update
+from tasks.device import DeviceReport, Ground, Station, device_enrol, device_finalize, device_forget, device_summarise, device_update
 from tasks.server import aggregate, fit_preprocessing
 
 
@@ -108,7 +108,11 @@ class Fleet:
         Misuse
             Where a device cannot; the first one is named.
         """
-        return self._from_all(device_enrol.map(unmapped(self.station), list(self.device_ids)))
+        try:
+            return self._from_all(device_enrol.map(unmapped(self.station), list(self.device_ids)))
+        except Misuse:
+            self._gather(device_forget.map(unmapped(self.station), list(self.device_ids)), self.device_ids)
+            raise
 
     def manifest(self, cards: Sequence[DeviceCard]) -> dict[str, Any]:
         """What the run was trained on: names, counts and fingerprints, no rows."""

@@ -18,8 +18,8 @@ from prefect.tasks import exponential_backoff
 
 from fedcore.algorithm import AnyAlgorithm, FleetSpec
 from fedcore.data import Dataset, DeviceCard, DeviceSummary
-from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows
-from fedcore.data.places import Place, make_folder, read_file, write_durably
+from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, scored_rows
+from fedcore.data.places import Place, discard, make_folder, read_file, write_durably
 from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, Misuse, PlaceAway
 from fedcore.messages import Broadcast, Reply
 from fedcore.metrics import Score, score
@@ -97,7 +97,8 @@ class DeviceReport(NamedTuple):
     theta
         Its coefficients, shape (d,).
     test, test_separate
-        Its score on its test rows, and that of the same device on its own; see `separate_rival`.
+        Its score on its test rows, and that of the same device on its own; see `separate_rival`. Empty where there are too few
+        of them to tell of.
     posterior
         Of its coefficients, where the algorithm has one.
     """
@@ -158,8 +159,9 @@ def _examined(station: Station, device_id: str) -> tuple[DeviceCard, Any]:
     """What may be told of a device's rows, and the algorithm's initial state, which stays here."""
     contract, where = station.dataset.contract, f"device={device_id}"
     check_fleet(station.devices, contract, where)
+    _own_folder(station, device_id)
     data, card = station.dataset.loaded(device_id)
-    check_rows(card.n_train + card.n_validation, contract, where)
+    check_rows(data.train.n, contract, where)
     check_parameters(data.train.d, data.train.n, contract, where)
     return card, station.algorithm.init_device(station.spec, data)
 
@@ -226,7 +228,8 @@ def device_finalize(station: Station, device_id: str, broadcast: Broadcast, draw
     _keep(station, device_id, kept._replace(memory=memory))
     result = station.algorithm.finalize(broadcast.down, memory.accepted, data)
     alone = _alone(station, device_id, data, drawn)
-    return DeviceReport(device_id, data.train.n, result.theta, score(result, data.test), alone, result.posterior)
+    test = scored_rows(data.test, station.dataset.contract)
+    return DeviceReport(device_id, data.train.n, result.theta, score(result, test), alone, result.posterior)
 
 
 def _alone(station: Station, device_id: str, data: DeviceData, drawn: Sequence[int]) -> Score:
@@ -236,7 +239,8 @@ def _alone(station: Station, device_id: str, data: DeviceData, drawn: Sequence[i
         rng = device_rng(station.seed, round_num, device_id)
         device, up, _ = rival.local_step(rival.broadcast(server, 0), device, data, rng)
         server = rival.aggregate(server, [0], [up]).server
-    return score(rival.finalize(rival.broadcast(server, 0), device, data), data.test)
+    result = rival.finalize(rival.broadcast(server, 0), device, data)
+    return score(result, scored_rows(data.test, station.dataset.contract))
 
 
 def _settled(station: Station, device_id: str, broadcast: Broadcast) -> tuple[DeviceData, Kept, Memory]:
@@ -250,10 +254,22 @@ def _settled(station: Station, device_id: str, broadcast: Broadcast) -> tuple[De
     return data, kept, settle(station.algorithm, kept.memory, broadcast.receipt)
 
 
-def _keep(station: Station, device_id: str, kept: Kept) -> None:
+@task(name="device-forget", task_run_name="forget {device_id}", **device_task)
+@_sealed("clearing up")
+def device_forget(ground: Ground, device_id: str) -> None:
+    """Delete what a device keeps of a run that did not begin."""
+    discard(ground.state_folder(device_id) / f"{ground.run_id}.npz")
+
+
+def _own_folder(station: Station, device_id: str) -> Place:
     folder = station.state_folder(device_id)
     if folder.is_symlink():
         raise DeviceRefusal("its .fedlin is a link, and its state may not leave its own folder: replace the link by a folder")
+    return folder
+
+
+def _keep(station: Station, device_id: str, kept: Kept) -> None:
+    folder = _own_folder(station, device_id)
     make_folder(folder)
     write_durably(folder / f"{station.run_id}.npz", npz(pack(kept)))
 

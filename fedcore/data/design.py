@@ -13,7 +13,6 @@ import polars as pl
 from fedcore.data.contract import Contract, PolynomialMap, UnknownLevels
 from fedcore.data.fitted import Category, Fitted
 from fedcore.data.missing import complete_rows
-from fedcore.data.splits import split_rows
 from fedcore.errors import DataError, Misuse
 from fedcore.rows import DeviceData, Floats, Rows
 
@@ -75,8 +74,7 @@ def prepare(frame: pl.DataFrame, contract: Contract, where: str, fitted: Fitted 
         Where `fitted` is missing.
     """
     _check_fitted(contract, fitted)
-    frame = complete_rows(frame, contract, where)
-    parts = split_rows(frame, contract.split, where)
+    frame, parts = complete_rows(frame, contract, where)
     # Overflow is looked for once, in the result.
     with np.errstate(over="ignore", invalid="ignore"):
         ranges = _ranges(frame.filter(~parts.test), contract, where, fitted)
@@ -94,8 +92,8 @@ def prepare(frame: pl.DataFrame, contract: Contract, where: str, fitted: Fitted 
 def device_ranges(frame: pl.DataFrame, contract: Contract, where: str, fitted: Fitted | None = None) -> Ranges:
     """What `prepare` scales this device's rows by; parameters and errors as there."""
     _check_fitted(contract, fitted)
-    frame = complete_rows(frame, contract, where)
-    return _ranges(frame.filter(~split_rows(frame, contract.split, where).test), contract, where, fitted)
+    frame, parts = complete_rows(frame, contract, where)
+    return _ranges(frame.filter(~parts.test), contract, where, fitted)
 
 
 def predict(frame: pl.DataFrame, theta: Floats, contract: Contract, ranges: Ranges, where: str, fitted: Fitted | None = None) -> Floats:

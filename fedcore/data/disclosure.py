@@ -10,18 +10,26 @@ import polars as pl
 
 from fedcore.data.contract import Contract
 from fedcore.errors import DataError
+from fedcore.rows import Rows
 
 
-def check_summary(segment: pl.DataFrame, contract: Contract, where: str) -> None:
+def check_summary(segment: pl.DataFrame, train: pl.DataFrame, contract: Contract, where: str) -> None:
     """Whether a device may summarise its training segment.
+
+    Parameters
+    ----------
+    segment
+        Training and validation rows, which moments are of.
+    train
+        The rows that train, which coefficients come from.
 
     Raises
     ------
     DataError
-        On too few rows, a column that is not allowed or has values in too few rows, or levels in too few rows.
+        On too few rows, a column that is not allowed, or values, levels or marked gaps in too few rows.
     """
     rules = contract.disclosure
-    check_rows(segment.height, contract, where)
+    check_rows(train.height, contract, where)
     for name in contract.features:
         if name in (*contract.averaged, *contract.categorical) and not may_tell(name, contract):
             remedy = "add it there, or take it out of the features"
@@ -32,9 +40,17 @@ def check_summary(segment: pl.DataFrame, contract: Contract, where: str) -> None
             limit = f"[disclosure] rows = {rules.rows}"
             remedy = "fill them, leave the device out, or lower it"
             raise DataError(f"{where}: column {name!r} has values in some training rows, but in fewer than {limit}: {remedy}")
+    for name in contract.features if contract.missing.policy == "mean" else ():
+        # The mark of a gap is a column of the design as a level's is.
+        gaps = train[name].null_count()
+        if 0 < gaps < rules.level_rows or 0 < train.height - gaps < rules.level_rows:
+            limit = f"[disclosure] level_rows = {rules.level_rows}"
+            remedy = "fill them, take the column out of the features, or lower it"
+            raise DataError(f"{where}: column {name!r} has gaps, or values, in fewer training rows than {limit}: {remedy}")
     for name in contract.categorical:
-        counts = segment[name].drop_nulls().value_counts(name="rows")["rows"]
-        if rare := int((counts < rules.level_rows).sum()):
+        counts = train[name].drop_nulls().value_counts(name="rows")
+        common = counts.filter(counts["rows"] >= rules.level_rows)[name]
+        if rare := segment[name].drop_nulls().n_unique() - len(common):
             remedy = "merge rare levels, or lower it"
             limit = f"[disclosure] level_rows = {rules.level_rows}"
             raise DataError(f"{where}: column {name!r} has {rare} levels in fewer training rows than {limit}: {remedy}")
@@ -87,6 +103,14 @@ def check_cohort(devices: int, contract: Contract, where: str) -> None:
         Where it was not.
     """
     _check_devices("the round's", devices, contract, where, "raise the participation")
+
+
+def scored_rows(rows: Rows, contract: Contract) -> Rows:
+    """The rows that a score may be told of: all of a part, or none where there are fewer than `[disclosure] rows`.
+
+    With a device's coefficients its error over one or two rows gives away their targets.
+    """
+    return rows if rows.n >= contract.disclosure.rows else Rows(rows.X[:0], rows.y[:0])
 
 
 def may_tell(column: str, contract: Contract) -> bool:

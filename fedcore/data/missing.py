@@ -5,23 +5,30 @@ In a frame that `checked_frame` has let through, a gap is a null; NaN has become
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from fedcore.data.contract import Contract
+from fedcore.data.splits import Parts, split_rows
 from fedcore.errors import DataError
 
 
-def complete_rows(frame: pl.DataFrame, contract: Contract, where: str) -> pl.DataFrame:
-    """The rows that stay: all, or those without a gap in a feature or the target where the contract says "drop".
+def complete_rows(frame: pl.DataFrame, contract: Contract, where: str) -> tuple[pl.DataFrame, Parts]:
+    """The rows that stay, and their parts: all, or those without a gap in a feature or the target where the contract says "drop".
+
+    Rows are split before any goes, so that a further feature moves none from one part to another.
 
     Raises
     ------
     DataError
-        Where no row stays.
+        Where none is left to train.
     """
+    parts = split_rows(frame, contract.split, where)
     if contract.missing.policy != "drop":
-        return frame
-    kept = frame.drop_nulls([*contract.features, contract.target])
-    if kept.is_empty():
-        raise DataError(f"{where}: all {frame.height} rows have gaps in features or target: fill them, or leave the device out")
-    return kept
+        return frame, parts
+    kept = frame.select(pl.all_horizontal(pl.col(*contract.features, contract.target).is_not_null())).to_series().to_numpy()
+    parts = Parts(*(part[kept] for part in parts))
+    if not parts.train.any():
+        gaps = f"{frame.height - np.count_nonzero(kept)} of {frame.height} rows have gaps in features or target"
+        raise DataError(f"{where}: {gaps}, and none is left to train: fill them, or leave the device out")
+    return frame.filter(kept), parts

@@ -22,7 +22,6 @@ from fedcore.data.contract import Contract
 from fedcore.data.disclosure import check_summary
 from fedcore.data.fitted import Category, Fitted
 from fedcore.data.missing import complete_rows
-from fedcore.data.splits import split_rows
 from fedcore.errors import DataError
 from fedcore.rows import Booleans, Floats
 
@@ -73,12 +72,12 @@ def summarise(frame: pl.DataFrame, contract: Contract, where: str, *, gated: boo
     DataError
         Where nothing is left to train, the contract's disclosure rules forbid it, a category holds free text, or a sum overflows.
     """
-    frame = complete_rows(frame, contract, where)
-    segment = frame.filter(~split_rows(frame, contract.split, where).test)
+    frame, parts = complete_rows(frame, contract, where)
+    segment = frame.filter(~parts.test)
     for name in contract.categorical:
         _check_levels(segment[name], where)
     if gated:
-        check_summary(segment, contract, where)
+        check_summary(segment, frame.filter(parts.train), contract, where)
     moments = np.array([_moments(segment[name], where) for name in contract.averaged]).reshape(-1, 3)
     missing = np.array([segment[name].has_nulls() for name in contract.features])
     levels = tuple(tuple(sorted(segment[name].drop_nulls().unique().to_list())) for name in contract.categorical)

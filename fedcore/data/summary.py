@@ -66,7 +66,8 @@ def describe_dataset(dataset: Dataset) -> Summary:
 
     No figure belongs to one row, nor to a handful: a minimum or maximum would be somebody's value, so a range goes from the 0.05 to
     the 0.95 quantile, and not of the rows, among which one device may be most or one row the extreme, but of device means over at least
-    5 values each, interpolated and rounded to 3 significant digits. With fewer than 5 such devices no range is told. Levels of text are
+    5 values each, interpolated and rounded to 3 significant digits. With fewer than 5 such devices no range is told; the
+    contract's disclosure rules may ask for more of either. Levels of text are
     not told at all, nor is anything of a column that the contract's disclosure rules leave out. Devices are read one after the other.
 
     Raises
@@ -85,12 +86,12 @@ def describe_dataset(dataset: Dataset) -> Summary:
             missing[name] += frame[name].null_count()
         for name, values in means.items():
             present = frame[name].drop_nulls()
-            if len(present) >= MIN_ROWS:
+            if len(present) >= max(MIN_ROWS, contract.disclosure.rows):
                 values.append(_mean(present.to_numpy().astype(np.float64)))
     columns: list[ColumnSummary] = []
     for name, column in contract.columns.items():
         allowed = may_tell(name, contract)
-        low, high = _range(means.get(name, [])) if allowed else (None, None)
+        low, high = _range(means.get(name, []), max(MIN_DEVICES, contract.disclosure.devices)) if allowed else (None, None)
         gaps = told_count(missing[name], int(counts.sum()), contract) if allowed else None
         columns.append(ColumnSummary(name, column.type, column.unit, gaps, low, high))
     n_train, n_validation, n_test = counts.tolist()
@@ -102,8 +103,8 @@ def _mean(values: Floats) -> float:
     return float(np.sum(values / len(values)))
 
 
-def _range(means: list[float]) -> tuple[float | None, float | None]:
-    if len(means) < MIN_DEVICES:
+def _range(means: list[float], devices: int) -> tuple[float | None, float | None]:
+    if len(means) < devices:
         return None, None
     low, high = np.quantile(means, [SHARE, 1 - SHARE])
     return _rounded(low), _rounded(high)

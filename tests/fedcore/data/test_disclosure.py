@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedcore.data import Contract, summarise
-from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, told_count
+from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, check_summary, scored_rows, told_count
 from fedcore.errors import DataError
+from fedcore.rows import Rows
 
 WORD = "canary-8c1e"
 KINDS = {"age": "int64", "drug": "string", "y": "float64"}
@@ -102,3 +105,29 @@ def test_no_small_count_is_told(limit: int, gaps: int, n: int) -> None:
     else:
         assert told == gaps
         assert gaps == 0 or (gaps >= limit and (n - gaps == 0 or n - gaps >= limit))
+
+
+def test_a_score_over_too_few_rows_is_not_told(demo: Any) -> None:
+    rules = demo.contract(disclosure={"rows": 3})
+    for n, told in ((0, 0), (1, 0), (2, 0), (3, 3), (7, 7)):
+        rows = Rows(np.ones((n, 2)), np.ones(n))
+        assert scored_rows(rows, rules).n == told
+
+
+def test_the_mark_of_few_gaps_is_refused(demo: Any) -> None:
+    rules = demo.contract(missing={"policy": "mean"})
+    frame = demo.frame(n=8)
+    for gaps, fine in ((0, True), (1, False), (2, False), (3, True), (5, True), (6, False)):
+        told = frame.with_columns(b=pl.when(pl.int_range(8) < gaps).then(None).otherwise(pl.col("b")))
+        with nullcontext() if fine else pytest.raises(DataError, match=r"^here: column 'b' has (gaps, or values, in fewer|values in some)"):
+            check_summary(told, told, rules, "here")
+
+
+def test_levels_and_rows_are_counted_where_coefficients_come_from(demo: Any) -> None:
+    rules = demo.contract(features=["a", "note"])
+    segment = demo.frame(n=8).with_columns(note=pl.Series(["u"] * 5 + ["v"] * 3))
+    check_summary(segment, segment, rules, "here")
+    with pytest.raises(DataError, match=r"^here: column 'note' has 1 levels in fewer training rows"):
+        check_summary(segment, segment[:6], rules, "here")
+    with pytest.raises(DataError, match=r"^here: 2 training rows are fewer than"):
+        check_summary(segment, segment[:2], rules, "here")

@@ -583,6 +583,7 @@ def test_rows_keep_their_part_whatever_becomes_of_the_contract(steps: list[tuple
         },
         "split": {"kind": "random", "train": 0.5, "validation": 0.5, "seed": seed},
         "missing": {"policy": policy},
+        "disclosure": {"rows": 1, "level_rows": 1},
     }
     with tempfile.TemporaryDirectory() as folder:
         root, count = Path(folder), 20

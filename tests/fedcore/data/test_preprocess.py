@@ -201,13 +201,18 @@ def test_gaps_are_refused_by_default() -> None:
         prepared({"1": GAPS}, contract())
 
 
-def test_rows_with_gaps_are_dropped_before_the_split() -> None:
-    agreed = contract(features=["age", "dose"], missing={"policy": "drop"}, split={"kind": "time", "column": "y", "train": 0.5})
+def test_rows_with_gaps_are_dropped_after_the_split() -> None:
+    """A quarter of four rows trains, though two are left: a further feature with gaps moves no row."""
+    agreed = contract(features=["age", "dose"], missing={"policy": "drop"}, split={"kind": "time", "column": "y", "train": 0.25})
     assert not agreed.needs_fit
     data = prepare(checked_frame(GAPS, agreed, "here"), agreed, "here")
     assert [part.X.tolist() for part in data] == [[[1, 1, 1]], [], [[1, 3, 5]]]
-    with pytest.raises(DataError, match=r"^here: all 1 rows have gaps in features or target"):
-        prepare(checked_frame(GAPS[3:], agreed, "here"), agreed, "here")
+    with pytest.raises(DataError, match=r"^here: 1 of 2 rows have gaps in features or target, and none is left to train"):
+        prepare(
+            checked_frame(GAPS[1:3], agreed, "here"),
+            agreed.model_copy(update={"split": agreed.split.model_copy(update={"train": 0.5})}),
+            "here",
+        )
 
 
 def test_a_gap_in_the_target_drops_its_row_or_is_refused() -> None:
