@@ -1,4 +1,4 @@
-"""Settles the environment as an installed fedlin does, before anything imports numpy, prefect or mlflow; and an object store."""
+"""Settles the environment as an installed fedlin does, before anything imports numpy, prefect or mlflow; an object store, and real data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from upath import UPath
@@ -44,3 +45,18 @@ def s3() -> Iterator[Callable[[], UPath]]:
 
         yield bucket
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def real_file() -> Callable[[str], Path]:
+    """Finds a file of real data in the folder that FEDLIN_DATA names: not set is a skip, set without the file a failure."""
+
+    def find(name: str) -> Path:
+        folder = os.environ.get("FEDLIN_DATA")
+        if not folder:
+            pytest.skip(f"FEDLIN_DATA is not set: set it to the folder that holds {name}")
+        path = Path(folder) / name
+        assert path.is_file(), f"FEDLIN_DATA is set, but holds no {name}"
+        return path
+
+    return find

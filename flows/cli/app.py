@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from fedcore.errors import FedlinError, Misuse
-from flows.cli import data, simulate, train
+from flows.cli import data, reproduce, simulate, train
 
 INTERRUPTED = 130
 
@@ -23,6 +23,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Federated data analytics with linear models."
 )
 app.add_typer(data.app, name="data")
+app.add_typer(reproduce.app, name="reproduce")
 app.command("simulate")(simulate.command)
 app.command("train")(train.command)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,18 +49,3 @@ def make(tmp_path: Path) -> Callable[..., Dataset]:
         return create_dataset(tmp_path, "demo", Demo.contract(**changes), frames)
 
     return create
-
-
-@pytest.fixture(scope="session")
-def real_file() -> Callable[[str], Path]:
-    """Finds a file of real data in the folder that FEDLIN_DATA names: not set is a skip, set without the file a failure."""
-
-    def find(name: str) -> Path:
-        folder = os.environ.get("FEDLIN_DATA")
-        if not folder:
-            pytest.skip(f"FEDLIN_DATA is not set: set it to the folder that holds {name}")
-        path = Path(folder) / name
-        assert path.is_file(), f"FEDLIN_DATA is set, but holds no {name}"
-        return path
-
-    return find
