@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcore.algorithm import DeviceResult
-from fedcore.rows import Rows
+from fedcore.rows import DeviceData, Rows
+from fedcore.selection import Paired, paired
 
 
 class Score(NamedTuple):
@@ -36,6 +37,21 @@ def score(result: DeviceResult, rows: Rows) -> Score:
     with np.errstate(over="ignore", invalid="ignore"):
         residual = rows.y - rows.X @ result.theta
         return Score(rows.n, float(residual @ residual))
+
+
+def score_constant(data: DeviceData, rows: Rows) -> Score:
+    """Score the best constant that a device knows, the mean target of its training rows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        residual = rows.y - data.train.y.mean()
+        return Score(rows.n, float(residual @ residual))
+
+
+def contrast(ours: DeviceResult, theirs: DeviceResult, rows: Rows) -> Paired:
+    """How much larger one estimate's squared errors are than another's on the same rows, in squared target units; the standard error is
+    over rows, taken to be independent of one another."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        one, other = ((rows.y - rows.X @ result.theta) ** 2 for result in (ours, theirs))
+    return paired(one, other)
 
 
 def a_rmse(scores: Iterable[Score]) -> float:

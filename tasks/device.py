@@ -27,7 +27,7 @@ from fedcore.receipts import Memory, settle
 from fedcore.rounds import device_rng
 from fedcore.rows import DeviceData, Floats
 from fedcore.separate import separate_rival
-from fedcore.trees import from_npz, npz, pack, unpack
+from fedcore.trees import dump, load
 
 G = TypeVar("G", bound="Ground")
 P = ParamSpec("P")
@@ -247,12 +247,12 @@ def _keep(station: Station, device_id: str, kept: Kept) -> None:
     if folder.is_symlink():
         raise DeviceRefusal("its .fedlin is a link, and its state may not leave its own folder: replace the link by a folder")
     make_folder(folder)
-    write_durably(folder / f"{station.run_id}.npz", npz(pack(kept)))
+    write_durably(folder / f"{station.run_id}.npz", dump(kept))
 
 
 def _recall(station: Station, device_id: str) -> Kept:
     try:
-        return unpack(from_npz(read_file(station.state_folder(device_id) / f"{station.run_id}.npz")))
+        return load(read_file(station.state_folder(device_id) / f"{station.run_id}.npz"))
     except (Misuse, OSError):
         refusal = "its state of this run is missing or damaged: restore the device's .fedlin folder, or start a new run"
         raise DeviceRefusal(refusal) from None
