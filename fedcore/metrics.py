@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcore.algorithm import DeviceResult
-from fedcore.rows import DeviceData, Rows
-from fedcore.selection import Paired, paired
+from fedcore.rows import DeviceData, Floats, Rows
 
 
 class Score(NamedTuple):
@@ -39,19 +38,16 @@ def score(result: DeviceResult, rows: Rows) -> Score:
         return Score(rows.n, float(residual @ residual))
 
 
-def score_constant(data: DeviceData, rows: Rows) -> Score:
-    """Score the best constant that a device knows, the mean target of its training rows."""
+def squared_errors(result: DeviceResult, rows: Rows) -> Floats:
+    """A device's squared errors row by row, shape (n,)."""
     with np.errstate(over="ignore", invalid="ignore"):
-        residual = rows.y - data.train.y.mean()
-        return Score(rows.n, float(residual @ residual))
+        return (rows.y - rows.X @ result.theta) ** 2
 
 
-def contrast(ours: DeviceResult, theirs: DeviceResult, rows: Rows) -> Paired:
-    """How much larger one estimate's squared errors are than another's on the same rows, in squared target units; the standard error is
-    over rows, taken to be independent of one another."""
+def constant_errors(data: DeviceData, rows: Rows) -> Floats:
+    """The same of the best constant that a device knows, the mean target of its training rows."""
     with np.errstate(over="ignore", invalid="ignore"):
-        one, other = ((rows.y - rows.X @ result.theta) ** 2 for result in (ours, theirs))
-    return paired(one, other)
+        return (rows.y - data.train.y.mean()) ** 2
 
 
 def a_rmse(scores: Iterable[Score]) -> float:

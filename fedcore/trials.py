@@ -214,7 +214,7 @@ class Trials(Algorithm[Server, Device, Down, Up]):
             if fraction != 1.0:
                 raise Misuse(f"trials: {type(algorithm).__name__} applies updates in part, which trials cannot: run it on its own")
             losses = [up.losses[i] for up in ups]
-            trials.append(Trial(new, np.array([*trial.losses, np.mean(losses)]), trial.uplink_bytes + nbytes(mine) + nbytes(losses)))
+            trials.append(Trial(new, np.array([*trial.losses, float(np.mean(losses))]), trial.uplink_bytes + nbytes(mine) + nbytes(losses)))
         after = Server(tuple(trials))
         return Aggregated(after, 1.0, Info(sum(isinstance(self.ended(after, i), Continue) for i in range(len(trials)))))
 

@@ -89,6 +89,12 @@ def check_cohort(devices: int, contract: Contract, where: str) -> None:
     _check_devices("the round's", devices, contract, where, "raise the participation")
 
 
+def may_score(n: int, contract: Contract) -> bool:
+    """Whether scores of many estimates on the same n rows may be told: each is a sum over the rows, and of one row many such sums are
+    the row."""
+    return n >= contract.disclosure.rows
+
+
 def may_tell(column: str, contract: Contract) -> bool:
     """Whether a column may be summarised at all."""
     return contract.disclosure.columns is None or column in contract.disclosure.columns
