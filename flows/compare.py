@@ -231,7 +231,7 @@ def _row(
         "worst_rmse": finite(found.worst) if found else None,
         "devices_hurt": len(hurt) if found else None,
         "uplink_bytes": round(fmean(course.uplink_bytes for course in used)) if used else 0 if found else None,
-        "rounds_to_settle": float(median(course.settled for course in used)) if used else 0.0 if found else None,
+        "rounds_to_settle": float(median(course.settled for course in used)) if used else None,
         "trials": len(own) * len(repeats),
         "trials_refused": sum(course.status == "refused" for course in bad),
         "trials_diverged": sum(course.status != "refused" for course in bad),

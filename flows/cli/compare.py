@@ -99,22 +99,21 @@ def _show(result: dict[str, Any]) -> None:
     if result["methods"]:
         repeated = result["repeats"] > 1
         spread = ["sd"] if repeated else []
-        table = Table("method", "A-RMSE", *spread, "to separate (SE)", "worst", "hurt", "sent", "settled")
+        table = Table("method", "A-RMSE", *spread, "to separate (SE)", "worst", "hurt", "sent", "rounds", padding=(0, 1, 0, 0))
         for row in result["methods"]:
             if not row["usable"]:
                 table.add_row(row["method"], "-", *([""] if repeated else []), "no usable trial")
                 continue
             spread = [figure(row["a_rmse_sd_over_repeats"])] if repeated else []
-            settled = f"{row['rounds_to_settle']:g}"
+            settled = "-" if row["rounds_to_settle"] is None else f"{row['rounds_to_settle']:g}"
             worst, told = figure(row["worst_rmse"]), difference(row["difference"], row["difference_se"])
             hurt, sent = str(row["devices_hurt"]), decimal(row["uplink_bytes"])
             table.add_row(row["method"], figure(row["a_rmse"]), *spread, told, worst, hurt, sent, settled)
         out.print(table)
-        out.print(
-            f"RMSE on the test rows of {result['devices_scored']} devices. to separate: paired by device, standard error over devices."
-        )
+        out.print(f"RMSE on the test rows of {result['devices_scored']} devices, each algorithm with its best settings on validation rows.")
+        out.print("to separate: paired by device, with its standard error over devices.")
         if repeated:
-            out.print(f"sd: over {result['repeats']} repeats of the same data, no sampling error; the other figures are means over them.")
+            out.print(f"sd: over {result['repeats']} repeats of the same data, no sampling error; other figures are means over repeats.")
         out.print("hurt: devices worse than with separate by more than 2 standard errors over their own test rows.")
-        out.print("settled: the round from which on the training error stayed within 1 % of its last value.")
+        out.print("rounds: from which on the training error stayed within 1 % of its last value.")
     show_end(result)

@@ -46,8 +46,8 @@ def command(
     grid: Annotated[
         list[str] | None,
         typer.Option(
-            help="Values of an option from the simplest one on, name=value,value; with --random also name=FIRST..LAST. Repeatable; by default "
-            "the algorithm's own values.",
+            help="Values of an option from the simplest one on, name=value,value; with --random also name=FIRST..LAST. Repeatable; "
+            "by default the algorithm's own.",
             show_default=False,
         ),
     ] = None,
