@@ -162,7 +162,7 @@ class Tracker:
     def nest(self, runs: Sequence[Nested]) -> bool:
         """Send runs below this one; never raises.
 
-        Each comes to the store once, however often it is sent, under the tag ``fedlin.run_id`` of this run and its own name.
+        Each is one run in the store, however often it is sent: its tag ``fedlin.run_id`` is this run's and its own name.
 
         Returns
         -------
@@ -216,17 +216,14 @@ class Tracker:
     def _send_nested(self, runs: Sequence[Nested]) -> None:
         parent = self._client.get_run(self.mlflow_run_id).data.tags[RUN_ID]
         children = self._client.search_runs([self._experiment_id], f"tags.`{PARENT}` = '{self.mlflow_run_id}'", max_results=50_000)
-        found = {child.data.tags[RUN_ID]: child.info for child in children}
+        found = {child.data.tags[RUN_ID]: child for child in children}
         for nested in runs:
             own = f"{parent}/{nested.name}"
-            status = "FINISHED" if nested.ok else "FAILED"
-            known = found.get(own)
-            if known and known.status == status:
-                continue
             tags = {RUN_ID: own, PARENT: self.mlflow_run_id}
-            run = known.run_id if known else self._client.create_run(self._experiment_id, run_name=own, tags=tags).info.run_id
-            self._client.log_batch(run, metrics=_metrics(nested.metrics, 0), params=_params(nested.params))
-            self._client.set_terminated(run, status)
+            run = found.get(own) or self._client.create_run(self._experiment_id, run_name=own, tags=tags)
+            missing = {name: value for name, value in nested.params.items() if name not in run.data.params}
+            self._client.log_batch(run.info.run_id, metrics=_metrics(nested.metrics, 0), params=_params(missing))
+            self._client.set_terminated(run.info.run_id, "FINISHED" if nested.ok else "FAILED")
 
     def _attempt(self, send: Callable[[], object]) -> bool:
         begun = time.monotonic()
