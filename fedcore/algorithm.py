@@ -7,10 +7,10 @@ compared. Devices are numbered: device k is the k-th id in sorted order, and its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from numpy.random import Generator
 
@@ -94,12 +94,20 @@ class Aggregated(NamedTuple):
 class Algorithm(Protocol[Server, Device, Down, Up]):
     """A federated algorithm. Steps return new states and change nothing.
 
+    Attributes
+    ----------
+    SEARCH
+        Options that are worth tuning, each with values from the simplest one on; every combination of them is valid. Steps are not among
+        them: they are the local budget, which algorithms are compared at.
+
     Raises
     ------
     Misuse
         From the constructor on a hyper-parameter out of bounds, from `init_device` on one that is unsafe for the
         device's data.
     """
+
+    SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     def init_server(self, spec: FleetSpec) -> Server:
         """The server's state before the first round."""

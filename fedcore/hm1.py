@@ -28,10 +28,10 @@ Source: Yue, Al Kontar and Estrada Gomez, "Federated Data Analytics: A Study on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -141,6 +141,12 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         The run has converged once Theta's relative change (Frobenius norm) is below this in a round that every device
         answered.
     """
+
+    SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {
+        "prior_rate": ("default", 0.01, 0.03, 0.1, 0.3),
+        "alpha": (0.1, 0.3),
+        "eta": ("safe", 0.1, 0.03, 0.01),
+    }
 
     alpha: float = 0.1
     shrinkage: Literal["proximal", "explicit"] = "proximal"

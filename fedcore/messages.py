@@ -79,12 +79,12 @@ def nbytes(message: object) -> int:
         return message.nbytes
     if isinstance(message, Stacked):
         return nbytes(cast("Stacked[Any]", message).fields)
-    if isinstance(message, tuple | list):
+    if isinstance(message, str):
+        return len(message.encode())
+    if isinstance(message, Sequence):
         return sum(map(nbytes, cast("Sequence[object]", message)))
     if isinstance(message, Mapping):
         return sum(map(nbytes, cast("Mapping[object, object]", message).items()))
-    if isinstance(message, str):
-        return len(message.encode())
     return 0 if message is None else SCALAR_BYTES
 
 

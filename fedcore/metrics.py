@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcore.algorithm import DeviceResult
-from fedcore.rows import Rows
+from fedcore.rows import DeviceData, Floats, Rows
 
 
 class Score(NamedTuple):
@@ -36,6 +36,18 @@ def score(result: DeviceResult, rows: Rows) -> Score:
     with np.errstate(over="ignore", invalid="ignore"):
         residual = rows.y - rows.X @ result.theta
         return Score(rows.n, float(residual @ residual))
+
+
+def squared_errors(result: DeviceResult, rows: Rows) -> Floats:
+    """A device's squared errors row by row, shape (n,)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (rows.y - rows.X @ result.theta) ** 2
+
+
+def constant_errors(data: DeviceData, rows: Rows) -> Floats:
+    """The same of the best constant that a device knows, the mean target of its training rows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (rows.y - data.train.y.mean()) ** 2
 
 
 def a_rmse(scores: Iterable[Score]) -> float:

@@ -8,9 +8,9 @@ Source: the baseline of Yue, Al Kontar and Estrada Gomez, "Federated Data Analyt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -32,6 +32,8 @@ class Device(NamedTuple):
 @dataclass(frozen=True)
 class Separate(LocalSteps, BatchedAlgorithm[Empty, Device, Empty, Empty]):
     """Local gradient steps without any exchange."""
+
+    SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {"eta": ("safe", 0.1, 0.03, 0.01, 0.003, 0.001)}
 
     def init_server(self, spec: FleetSpec) -> Empty:
         return Empty()

@@ -1,6 +1,7 @@
 """Simulated fleets with known truth: the paper's HM1 cases, and one in which sharing pays.
 
-Test targets are free of noise, so that a device's test error measures its coefficients alone.
+Test targets are free of noise, so that a device's test error measures its coefficients alone. Validation rows are like those that train,
+one for every four of them. They have random numbers of their own, so a fleet's other rows are the same with and without them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from fedcore.errors import Misuse
 from fedcore.rows import DeviceData, Floats, Rows
 
 TEST_ROWS = 1000
+VALIDATION_SHARE = 0.2
+"""Of the rows that train and validate together."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,8 @@ def simulate(case: str, seed: int) -> Fleet:
     """
     if case not in CASES:
         raise Misuse(f"no simulated case {case!r}: choose one of {', '.join(CASES)}")
-    recipe, rng = CASES[case], np.random.default_rng(seed)
+    recipe, root = CASES[case], np.random.SeedSequence(seed)
+    rng, own = np.random.default_rng(root), np.random.default_rng(root.spawn(1)[0])
     K, d = len(recipe.rows), recipe.d
     Omega = recipe.omega(K, rng)
     Theta = rng.standard_normal((d, K)) @ np.linalg.cholesky(Omega).T
@@ -111,5 +115,7 @@ def simulate(case: str, seed: int) -> Fleet:
     for k, n in enumerate(recipe.rows):
         X, X_test = rng.standard_normal((n, d)), rng.standard_normal((TEST_ROWS, d))
         y = X @ Theta[:, k] + recipe.noise * rng.standard_normal(n)
-        devices[f"{k + 1:03d}"] = DeviceData(Rows(X, y), Rows.empty(d), Rows(X_test, X_test @ Theta[:, k]))
+        X_validation = own.standard_normal((round(n * VALIDATION_SHARE / (1 - VALIDATION_SHARE)), d))
+        y_validation = X_validation @ Theta[:, k] + recipe.noise * own.standard_normal(len(X_validation))
+        devices[f"{k + 1:03d}"] = DeviceData(Rows(X, y), Rows(X_validation, y_validation), Rows(X_test, X_test @ Theta[:, k]))
     return Fleet(devices, Theta, Omega)

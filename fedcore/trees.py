@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any, cast
@@ -21,6 +22,8 @@ from fedcore.errors import Misuse
 Arrays = dict[str, NDArray[Any]]
 
 STRUCTURE = "structure"
+LAYOUT = "layout"
+FOREIGN = "the file does not hold a state of this version of fedlin: restore it, or start a new run"
 SCALARS = {"float": float, "int": int, "bool": bool, "str": str}
 
 
@@ -64,7 +67,47 @@ def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
     try:
         return _rebuild(json.loads(str(arrays[STRUCTURE])), "", arrays)
     except (KeyError, ValueError, TypeError, AttributeError):
-        raise Misuse("the file does not hold a state of this version of fedlin: restore it, or start a new run") from None
+        raise Misuse(FOREIGN) from None
+
+
+def dump(tree: object) -> bytes:
+    """A state as the bytes of an npz file that holds one array for each type of number.
+
+    An entry for each leaf, as in `npz(pack(tree))`, can be looked at by name but takes 0.1 ms, and a device that takes part in many trials
+    has hundreds of leaves.
+    """
+    leaves = pack(tree)
+    joined: dict[str, list[NDArray[Any]]] = {}
+    layout: list[tuple[str, str, tuple[int, ...], str]] = []
+    structure = leaves.pop(STRUCTURE)
+    for name, leaf in leaves.items():
+        order = "F" if leaf.flags.f_contiguous and not leaf.flags.c_contiguous else "C"
+        joined.setdefault(leaf.dtype.name, []).append(leaf.ravel(order))
+        layout.append((name, leaf.dtype.name, leaf.shape, order))
+    arrays = {kind: np.concatenate(parts) for kind, parts in joined.items()}
+    return npz({STRUCTURE: structure, LAYOUT: np.array(json.dumps(layout)), **arrays})
+
+
+def load(raw: bytes) -> Any:
+    """The state that `dump` stored, equal to the bit.
+
+    Raises
+    ------
+    Misuse
+        Where the file is damaged, or does not hold a state of this version.
+    """
+    joined = from_npz(raw)
+    read = dict.fromkeys(joined, 0)
+    leaves: Arrays = {}
+    try:
+        leaves[STRUCTURE] = joined[STRUCTURE]
+        for name, kind, shape, order in json.loads(str(joined[LAYOUT])):
+            begin = read[kind]
+            read[kind] += math.prod(shape)
+            leaves[name] = joined[kind][begin : read[kind]].reshape(shape, order=order).copy("K")
+    except (KeyError, ValueError, TypeError):
+        raise Misuse(FOREIGN) from None
+    return unpack(leaves)
 
 
 def _describe(tree: object, name: str, leaves: Arrays) -> Any:

@@ -18,7 +18,10 @@ from numpy.random import Generator
 from fedcore.algorithm import Aggregated, Algorithm, AnyAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
 from fedcore.errors import Misuse
 from fedcore.messages import DeviceInfo, nbytes, take
-from fedcore.rows import DeviceData
+from fedcore.rows import DeviceData, Floats
+
+SETTLED = 0.01
+"""How near to its last training error a trial has to stay to count as settled, relative."""
 
 
 class Trial(NamedTuple):
@@ -28,19 +31,31 @@ class Trial(NamedTuple):
     ----------
     server
         The algorithm's own server state.
-    rounds
-        How many rounds it has had.
-    uplink_bytes, downlink_bytes
-        Size of its messages so far.
-    overflowed
-        Whether its training error has stopped being finite, which ends it.
+    losses
+        Mean training error of those who answered, one for each round that the trial has had.
+    uplink_bytes
+        Size of what its devices have sent so far.
     """
 
     server: Any
-    rounds: int
+    losses: Floats
     uplink_bytes: int
-    downlink_bytes: int
-    overflowed: bool
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it has had."""
+        return len(self.losses)
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether its training error has stopped being finite, which ends it."""
+        return bool(self.rounds and not np.isfinite(self.losses[-1]))
+
+    @property
+    def settled(self) -> int:
+        """The round from which on its training error has stayed within 1 % of the last one; 0 before the first."""
+        off = np.flatnonzero(~np.isclose(self.losses, self.losses[-1:], rtol=SETTLED, atol=0.0))
+        return int(off[-1]) + 2 if len(off) else min(1, self.rounds)
 
 
 class Server(NamedTuple):
@@ -137,7 +152,7 @@ class Trials(Algorithm[Server, Device, Down, Up]):
             raise Misuse("trials: expected at least one algorithm, got none")
 
     def init_server(self, spec: FleetSpec) -> Server:
-        return Server(tuple(Trial(algorithm.init_server(spec), 0, 0, 0, overflowed=False) for algorithm in self.algorithms))
+        return Server(tuple(Trial(algorithm.init_server(spec), np.empty(0), 0) for algorithm in self.algorithms))
 
     def init_device(self, spec: FleetSpec, data: DeviceData) -> Device:
         return Device(tuple(algorithm.init_device(spec, data) for algorithm in self.algorithms))
@@ -198,9 +213,8 @@ class Trials(Algorithm[Server, Device, Down, Up]):
             new, fraction, _ = algorithm.aggregate(trial.server, cohort, mine)
             if fraction != 1.0:
                 raise Misuse(f"trials: {type(algorithm).__name__} applies updates in part, which trials cannot: run it on its own")
-            told = nbytes([algorithm.broadcast(trial.server, k) for k in cohort])
-            overflowed = not np.isfinite(np.mean([up.losses[i] for up in ups]))
-            trials.append(Trial(new, trial.rounds + 1, trial.uplink_bytes + nbytes(mine), trial.downlink_bytes + told, bool(overflowed)))
+            losses = [up.losses[i] for up in ups]
+            trials.append(Trial(new, np.array([*trial.losses, float(np.mean(losses))]), trial.uplink_bytes + nbytes(mine) + nbytes(losses)))
         after = Server(tuple(trials))
         return Aggregated(after, 1.0, Info(sum(isinstance(self.ended(after, i), Continue) for i in range(len(trials)))))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -14,9 +14,11 @@ from fedcore.algorithm import AnyAlgorithm, algorithm_class
 from fedcore.errors import Misuse
 from fedcore.rounds import Schedule
 
+C = TypeVar("C", bound="RunConfig")
 
-class TrainConfig(BaseModel):
-    """What is trained, how, and on what.
+
+class RunConfig(BaseModel):
+    """What every run is asked for: on what, how long, and by whom.
 
     Attributes
     ----------
@@ -24,10 +26,6 @@ class TrainConfig(BaseModel):
         Name of a data set.
     target, target_scaling
         In place of the contract's own, where given.
-    algorithm
-        Name of an algorithm.
-    options
-        The algorithm's hyper-parameters by name.
     rounds, seed, participation, quorum
         See `fedcore.rounds.Schedule`.
     experiment
@@ -36,34 +34,17 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    COMMAND: ClassVar[str]
+    """The command whose configuration it is."""
+
     dataset: str = Field(description="Name of a data set.")
     target: str | None = Field(default=None, description="One of the contract's targets, by default its own.")
     target_scaling: str | None = Field(default=None, description="none, train or own, in place of the contract's.")
-    algorithm: str = Field(default="hm1", description="Name of an algorithm.")
-    options: dict[str, Any] = Field(default_factory=dict, description="The algorithm's hyper-parameters by name.")
     rounds: int = Field(default=30, description="The most communication rounds.")
     seed: int = Field(default=0, description="Root of all random numbers.")
     participation: float = Field(default=1.0, description="Share of the fleet drawn each round.")
     quorum: float = Field(default=0.5, description="Share of the drawn devices that must answer.")
     experiment: str | None = Field(default=None, description="The MLflow experiment, by default the data set's name.")
-
-    def build_algorithm(self) -> AnyAlgorithm:
-        """The algorithm with its options.
-
-        Raises
-        ------
-        Misuse
-            Where it does not exist, has no such option, or the option's value is out of bounds.
-        """
-        kind = algorithm_class(self.algorithm)
-        known = kind.__dataclass_fields__  # pyright: ignore[reportAttributeAccessIssue]
-        for name in self.options:
-            if name not in known:
-                raise Misuse(f"{self.algorithm} has no option {name!r}: choose from {', '.join(known)}")
-        try:
-            return TypeAdapter(kind).validate_python(self.options)
-        except ValidationError as error:
-            raise Misuse(f"{self.algorithm}: {_first(error)}") from None
 
     def build_schedule(self) -> Schedule:
         """Rounds, seed, participation and quorum.
@@ -75,13 +56,63 @@ class TrainConfig(BaseModel):
         """
         return Schedule(rounds=self.rounds, seed=self.seed, participation=self.participation, quorum=self.quorum)
 
+
+class TrainConfig(RunConfig):
+    """One algorithm, trained.
+
+    Attributes
+    ----------
+    algorithm
+        Name of an algorithm.
+    options
+        The algorithm's hyper-parameters by name.
+    """
+
+    COMMAND: ClassVar[str] = "train"
+
+    algorithm: str = Field(default="hm1", description="Name of an algorithm.")
+    options: dict[str, Any] = Field(default_factory=dict, description="The algorithm's hyper-parameters by name.")
+
+    def build_algorithm(self) -> AnyAlgorithm:
+        """The algorithm with its options; see `build_algorithm`."""
+        return build_algorithm(self.algorithm, self.options)
+
     def resolved(self) -> dict[str, Any]:
         """The configuration with every default of the algorithm written out."""
         return self.model_dump() | {"options": asdict(self.build_algorithm())}  # pyright: ignore[reportArgumentType]
 
 
+def algorithm_options(name: str) -> tuple[str, ...]:
+    """The names of an algorithm's options.
+
+    Raises
+    ------
+    Misuse
+        Where it does not exist.
+    """
+    return tuple(field.name for field in fields(algorithm_class(name)))  # pyright: ignore[reportArgumentType]
+
+
+def build_algorithm(name: str, options: Mapping[str, Any]) -> AnyAlgorithm:
+    """An algorithm with its options.
+
+    Raises
+    ------
+    Misuse
+        Where it does not exist, has no such option, or the option's value is out of bounds.
+    """
+    known = algorithm_options(name)
+    for option in options:
+        if option not in known:
+            raise Misuse(f"{name} has no option {option!r}: choose from {', '.join(known)}")
+    try:
+        return TypeAdapter(algorithm_class(name)).validate_python(options)
+    except ValidationError as error:
+        raise Misuse(f"{name}: {_first(error)}") from None
+
+
 def read_config(values: Mapping[str, Any], file: Path | None = None) -> TrainConfig:
-    """A configuration from a TOML file and values that override it.
+    """The configuration of a training from a TOML file and values that override it.
 
     Parameters
     ----------
@@ -99,10 +130,21 @@ def read_config(values: Mapping[str, Any], file: Path | None = None) -> TrainCon
     given = {name: value for name, value in values.items() if value is not None}
     if isinstance(base.get("options", {}), dict):
         given["options"] = base.get("options", {}) | given.get("options", {})
+    return checked_config(TrainConfig, base | given, f"configuration{f' {file}' if file else ''}")
+
+
+def checked_config(kind: type[C], values: Mapping[str, Any], where: str = "configuration") -> C:
+    """A configuration of any command; None stands for not given.
+
+    Raises
+    ------
+    Misuse
+        Where a field is missing, unknown, or of the wrong type.
+    """
     try:
-        return TrainConfig.model_validate(base | given)
+        return kind.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
-        raise Misuse(f"configuration{f' {file}' if file else ''}: {_first(error)}") from None
+        raise Misuse(f"{where}: {_first(error)}") from None
 
 
 def parse_options(pairs: list[str]) -> dict[str, str]:

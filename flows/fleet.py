@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from prefect import unmapped
+from prefect import Task, unmapped
 from prefect.futures import PrefectFuture
 
 from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec
-from fedcore.data import Contract, Dataset, DeviceCard, Fitted, open_dataset
+from fedcore.data import Contract, Dataset, DeviceCard
 from fedcore.errors import DeviceFailure, Misuse
 from fedcore.messages import nbytes
 from fedcore.rounds import Answers, Call, RunState, Schedule, draw_cohort
-from flows.config import TrainConfig
-from flows.workspace import Workspace
+from flows.config import RunConfig
 from tasks.device import DeviceReport, Ground, Station, device_enrol, device_finalize, device_forget, device_summarise, device_update
 from tasks.server import aggregate, fit_preprocessing
+
+R = TypeVar("R")
 
 
 class Exchanged(NamedTuple):
@@ -45,29 +46,21 @@ class Fleet:
     """
 
     def __init__(
-        self,
-        run_id: str,
-        config: TrainConfig,
-        workspace: Workspace,
-        device_ids: Sequence[str] | None = None,
-        fitted: Fitted | None = None,
+        self, run_id: str, config: RunConfig, dataset: Dataset, algorithm: AnyAlgorithm, device_ids: Sequence[str] | None = None
     ) -> None:
-        """`device_ids`, sorted, are the devices that the run began with; by default all that the data set has. `fitted` is
-        the preprocessing that it began with, if any.
+        """`device_ids`, sorted, are the devices that the run began with; by default all that the data set has.
 
         Raises
         ------
         Misuse
-            Where the data set, its target or the algorithm is not as the configuration says, or rounds would be drawn with fewer
-            devices than the contract allows.
+            Where the schedule is out of bounds, or rounds would be drawn with fewer devices than the contract allows.
         """
-        opened = open_dataset(workspace.datasets, config.dataset, target=config.target, target_scaling=config.target_scaling)
-        self.dataset: Dataset = opened.with_fitted(fitted)
-        self.algorithm: AnyAlgorithm = config.build_algorithm()
-        self.device_ids = tuple(device_ids or self.dataset.device_ids)
+        self.dataset = dataset
+        self.algorithm = algorithm
+        self.device_ids = tuple(device_ids or dataset.device_ids)
         self.silent: dict[str, str] = {}
         self.task_runs = 0
-        self.schedule = _schedule(config, len(self.device_ids), self.dataset.contract)
+        self.schedule = _schedule(config, len(self.device_ids), dataset.contract)
         self.exchanged = Exchanged(0, 0)
         self._run_id = run_id
         self._seed = config.seed
@@ -109,10 +102,20 @@ class Fleet:
             Where a device cannot; the first one is named.
         """
         try:
-            return self._from_all(device_enrol.map(unmapped(self.station), list(self.device_ids)))
+            return self.from_all(device_enrol)
         except Misuse:
             self._gather(device_forget.map(unmapped(self.station), list(self.device_ids)), self.device_ids)
             raise
+
+    def from_all(self, task: Task[..., R]) -> list[R]:
+        """What every device answers to a task before the first round.
+
+        Raises
+        ------
+        Misuse
+            Where one cannot; the first one is named.
+        """
+        return self._from_all(task.map(unmapped(self.station), list(self.device_ids)))
 
     def manifest(self, cards: Sequence[DeviceCard]) -> dict[str, Any]:
         """What the run was trained on: names, counts and fingerprints, no rows."""
@@ -140,18 +143,31 @@ class Fleet:
         self.task_runs += 1
         return aggregate(self.algorithm, server, answers)
 
-    def finalize(self, state: RunState) -> list[DeviceReport]:
-        """Every device's result and scores, sorted by id; devices that fail are left out, and `silent` says why."""
-        ids = self.device_ids
-        everyone = range(len(ids))
-        call = Call(state.round_num, everyone, self.algorithm.broadcasts(state.server, everyone), state)
-        drawn: list[list[int]] = [[] for _ in ids]
+    def finalize(self, state: RunState) -> dict[str, DeviceReport]:
+        """Every device's result and scores, as `at_end` gives them."""
+        drawn: list[list[int]] = [[] for _ in self.device_ids]
         for round_num in range(1, state.round_num + 1):
-            for k in draw_cohort(ids, self.schedule, round_num):
+            for k in draw_cohort(self.device_ids, self.schedule, round_num):
                 drawn[k].append(round_num)
+        return self.at_end(device_finalize, state, drawn)
+
+    def at_end(self, task: Task[..., R], state: RunState, *more: Any) -> dict[str, R]:
+        """What devices answer to a task after the last round, by id, sorted; those that fail are left out, and `silent` says why.
+
+        Parameters
+        ----------
+        task
+            It takes the station, a device and its broadcast.
+        state
+            The last one.
+        more
+            What else the task takes: one a device, or `unmapped`.
+        """
+        ids, everyone = self.device_ids, range(len(self.device_ids))
+        call = Call(state.round_num, everyone, self.algorithm.broadcasts(state.server, everyone), state)
         broadcasts = [call.broadcast(k) for k in everyone]
-        futures = device_finalize.map(unmapped(self.station), list(ids), broadcasts, drawn)
-        return [report for report in self._gather(futures, ids) if report is not None]
+        answers = self._gather(task.map(unmapped(self.station), list(ids), broadcasts, *more), ids)
+        return {device_id: answer for device_id, answer in zip(ids, answers, strict=True) if answer is not None}
 
     def _from_all(self, futures: Sequence[PrefectFuture[Any]]) -> list[Any]:
         """The results of tasks that no device of the fleet may miss."""
@@ -175,7 +191,7 @@ class Fleet:
         return results
 
 
-def _schedule(config: TrainConfig, devices: int, contract: Contract) -> Schedule:
+def _schedule(config: RunConfig, devices: int, contract: Contract) -> Schedule:
     """The configuration's schedule under the contract's disclosure rules; a fleet that is too small itself is for its devices to refuse."""
     fewest = contract.disclosure.devices
     schedule = replace(config.build_schedule(), fewest=fewest)

@@ -105,19 +105,22 @@ class RunFolder:
         with claimed(self.path / "run.lock", f"run {self.run_id}"):
             yield
 
-    def config(self) -> dict[str, Any]:
+    def config(self, command: str) -> dict[str, Any]:
         """The configuration that the run began with: as given, and with every default written out.
 
         Raises
         ------
         Misuse
-            Where there is no such run, or the file is damaged.
+            Where there is no such run, the file is damaged, or another command has begun the run.
         """
         if not is_file(self.path / "config.json"):
             raise Misuse(f"no run {self.run_id!r} in {self.path.parent}: choose one of its folders")
         config = self.read_json("config.json")
         if not isinstance(config.get("given"), dict):
             raise Misuse(f"run {self.run_id}: config.json is missing or damaged: restore it, or start a new run")
+        if config.get("command") != command:
+            by = config.get("command", "train")
+            raise Misuse(f"run {self.run_id} was begun by fedlin {by}: go on with fedlin {by} --resume {self.run_id}")
         return config
 
     def manifest(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from fedcore.receipts import Memory, settle
 from fedcore.rounds import device_rng
 from fedcore.rows import DeviceData, Floats
 from fedcore.separate import separate_rival
-from fedcore.trees import from_npz, npz, pack, unpack
+from fedcore.trees import dump, load
 
 G = TypeVar("G", bound="Ground")
 P = ParamSpec("P")
@@ -111,7 +111,7 @@ class DeviceReport(NamedTuple):
     posterior: Posterior | None
 
 
-def _sealed(stage: str) -> Callable[[Callable[Concatenate[G, str, P], R]], Callable[Concatenate[G, str, P], R]]:
+def sealed(stage: str) -> Callable[[Callable[Concatenate[G, str, P], R]], Callable[Concatenate[G, str, P], R]]:
     """Let no exception of a device's own leave it: only its kind, and the texts of fedlin's own errors, which hold no
     values."""
 
@@ -141,7 +141,7 @@ def _sealed(stage: str) -> Callable[[Callable[Concatenate[G, str, P], R]], Calla
     return decorate
 
 
-@_sealed("check")
+@sealed("check")
 def device_check(station: Station, device_id: str) -> DeviceCard:
     """What enrolment will say of a device, without keeping anything.
 
@@ -152,18 +152,30 @@ def device_check(station: Station, device_id: str) -> DeviceCard:
     DeviceFailure
         Where its own code fails.
     """
-    return _examined(station, device_id)[0]
+    return _initial(station, device_id)[0]
 
 
-def _examined(station: Station, device_id: str) -> tuple[DeviceCard, Any]:
+def _initial(station: Station, device_id: str) -> tuple[DeviceCard, Any]:
     """What may be told of a device's rows, and the algorithm's initial state, which stays here."""
+    data, card = examined(station, device_id)
+    return card, station.algorithm.init_device(station.spec, data)
+
+
+def examined(station: Station, device_id: str) -> tuple[DeviceData, DeviceCard]:
+    """A device's rows, which stay here, and what may be told of them.
+
+    Raises
+    ------
+    DataError
+        Where they break the contract, or its disclosure rules forbid to tell of them.
+    """
     contract, where = station.dataset.contract, f"device={device_id}"
     check_fleet(station.devices, contract, where)
     _own_folder(station, device_id)
     data, card = station.dataset.loaded(device_id)
     check_rows(data.train.n, contract, where)
     check_parameters(data.train.d, data.train.n, contract, where)
-    return card, station.algorithm.init_device(station.spec, data)
+    return data, card
 
 
 def _keep_traceback(ground: Ground, device_id: str) -> str:
@@ -193,7 +205,7 @@ device_task: dict[str, Any] = {
 
 
 @task(name="device-summarise", task_run_name="summarise {device_id}", **device_task)
-@_sealed("summary")
+@sealed("summary")
 def device_summarise(ground: Ground, device_id: str) -> DeviceSummary:
     """What a device tells of its training segment for the fleet's preprocessing."""
     check_fleet(ground.devices, ground.dataset.contract, f"device={device_id}")
@@ -201,19 +213,19 @@ def device_summarise(ground: Ground, device_id: str) -> DeviceSummary:
 
 
 @task(name="device-enrol", task_run_name="enrol {device_id}", **device_task)
-@_sealed("enrolment")
+@sealed("enrolment")
 def device_enrol(station: Station, device_id: str) -> DeviceCard:
     """Check a device's partition, compress its rows, and keep its initial state on the device."""
-    card, device = _examined(station, device_id)
+    card, device = _initial(station, device_id)
     _keep(station, device_id, Kept(device_id, card.sha256, Memory.initial(device)))
     return card
 
 
 @task(name="device-update", task_run_name="round {broadcast.round_num} {device_id}", **device_task)
-@_sealed("local step")
+@sealed("local step")
 def device_update(station: Station, device_id: str, broadcast: Broadcast) -> Reply:
     """One round on one device: settle the receipt, take the local step, keep the result as pending, and answer."""
-    data, kept, memory = _settled(station, device_id, broadcast)
+    data, kept, memory = settled(station, device_id, broadcast)
     rng = device_rng(station.seed, broadcast.round_num, device_id)
     state, up, info = station.algorithm.local_step(broadcast.down, memory.accepted, data, rng)
     _keep(station, device_id, kept._replace(memory=memory.awaiting(state, broadcast.round_num)))
@@ -221,10 +233,10 @@ def device_update(station: Station, device_id: str, broadcast: Broadcast) -> Rep
 
 
 @task(name="device-finalize", task_run_name="finalize {device_id}", **device_task)
-@_sealed("final step")
+@sealed("final step")
 def device_finalize(station: Station, device_id: str, broadcast: Broadcast, drawn: Sequence[int]) -> DeviceReport:
     """A device's result and its scores; `drawn` are the rounds that it was drawn in, for the rival that works alone."""
-    data, kept, memory = _settled(station, device_id, broadcast)
+    data, kept, memory = settled(station, device_id, broadcast)
     _keep(station, device_id, kept._replace(memory=memory))
     result = station.algorithm.finalize(broadcast.down, memory.accepted, data)
     alone = _alone(station, device_id, data, drawn)
@@ -243,7 +255,16 @@ def _alone(station: Station, device_id: str, data: DeviceData, drawn: Sequence[i
     return score(result, scored_rows(data.test, station.dataset.contract))
 
 
-def _settled(station: Station, device_id: str, broadcast: Broadcast) -> tuple[DeviceData, Kept, Memory]:
+def settled(station: Station, device_id: str, broadcast: Broadcast) -> tuple[DeviceData, Kept, Memory]:
+    """A device's rows, what it keeps of this run, and its memory after the broadcast's receipt.
+
+    Raises
+    ------
+    DeviceRefusal
+        Where its rows or its state are not those that it took part with, or the round was drawn with too few devices.
+    DeviceFailure
+        Where it does not remember the update of the receipt.
+    """
     check_cohort(broadcast.devices, station.dataset.contract, f"device={device_id}")
     data, card = station.dataset.loaded(device_id)
     kept = _recall(station, device_id)
@@ -255,7 +276,7 @@ def _settled(station: Station, device_id: str, broadcast: Broadcast) -> tuple[De
 
 
 @task(name="device-forget", task_run_name="forget {device_id}", **device_task)
-@_sealed("clearing up")
+@sealed("clearing up")
 def device_forget(ground: Ground, device_id: str) -> None:
     """Delete what a device keeps of a run that did not begin."""
     discard(ground.state_folder(device_id) / f"{ground.run_id}.npz")
@@ -271,12 +292,12 @@ def _own_folder(station: Station, device_id: str) -> Place:
 def _keep(station: Station, device_id: str, kept: Kept) -> None:
     folder = _own_folder(station, device_id)
     make_folder(folder)
-    write_durably(folder / f"{station.run_id}.npz", npz(pack(kept)))
+    write_durably(folder / f"{station.run_id}.npz", dump(kept))
 
 
 def _recall(station: Station, device_id: str) -> Kept:
     try:
-        return unpack(from_npz(read_file(station.state_folder(device_id) / f"{station.run_id}.npz")))
+        return load(read_file(station.state_folder(device_id) / f"{station.run_id}.npz"))
     except PlaceAway:
         raise
     except (Misuse, OSError):

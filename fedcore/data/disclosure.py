@@ -105,12 +105,15 @@ def check_cohort(devices: int, contract: Contract, where: str) -> None:
     _check_devices("the round's", devices, contract, where, "raise the participation")
 
 
-def scored_rows(rows: Rows, contract: Contract) -> Rows:
-    """The rows that a score may be told of: all of a part, or none where there are fewer than `[disclosure] rows`.
+def may_score(n: int, contract: Contract) -> bool:
+    """Whether a score over n rows of a part may be told: with a device's coefficients its error over one or two rows gives away their
+    targets."""
+    return n >= contract.disclosure.rows
 
-    With a device's coefficients its error over one or two rows gives away their targets.
-    """
-    return rows if rows.n >= contract.disclosure.rows else Rows(rows.X[:0], rows.y[:0])
+
+def scored_rows(rows: Rows, contract: Contract) -> Rows:
+    """The rows that a score may be told of: all of a part, or none; see `may_score`."""
+    return rows if may_score(rows.n, contract) else Rows.empty(rows.X.shape[1])
 
 
 def may_tell(column: str, contract: Contract) -> bool:

@@ -15,8 +15,8 @@ from fedcore.simulate import Fleet
 
 
 def create_simulated(root: Place, name: str, fleet: Fleet, description: str) -> Dataset:
-    """Store a simulated fleet: features x1 to xd, target y, and a column `part` that says which rows train and which test. Its contract
-    keeps nothing back.
+    """Store a simulated fleet: features x1 to xd, target y, and a column `part` that says which rows train, validate and test. Its
+    contract keeps nothing back.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def create_simulated(root: Place, name: str, fleet: Fleet, description: str) -> 
 
 def _frames(fleet: Fleet, features: tuple[str, ...]) -> Iterator[tuple[str, pl.DataFrame]]:
     for device_id, data in fleet.devices.items():
-        parts = [_frame(rows, features, part) for part, rows in (("train", data.train), ("test", data.test))]
+        parts = [_frame(rows, features, part) for part, rows in data._asdict().items()]
         yield device_id, pl.concat(parts)
 
 

@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from fedcore.errors import FedlinError, Misuse
-from flows.cli import data, reproduce, simulate, train
+from flows.cli import compare, data, reproduce, simulate, train, tune
 
 INTERRUPTED = 130
 
@@ -26,6 +26,8 @@ app.add_typer(data.app, name="data")
 app.add_typer(reproduce.app, name="reproduce")
 app.command("simulate")(simulate.command)
 app.command("train")(train.command)
+app.command("tune")(tune.command)
+app.command("compare")(compare.command)
 
 
 @app.callback()
@@ -58,7 +60,8 @@ def main() -> None:
     else:
         # The library below turns Ctrl-C into this status.
         if status == INTERRUPTED:
-            _fail("interrupted: a run that has begun its rounds goes on with fedlin train --resume RUN_ID", INTERRUPTED)
+            command = sys.argv[1] if sys.argv[1] in ("tune", "compare") else "train"
+            _fail(f"interrupted: a run that has begun its rounds goes on with fedlin {command} --resume RUN_ID", INTERRUPTED)
         sys.exit(status)
 
 

@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import tasks as tasks  # isort: skip  (settles the environment, which mlflow reads on import)
 from mlflow import MlflowClient
@@ -29,15 +29,35 @@ from tasks.lock import alone
 
 RUN_ID = "fedlin.run_id"
 ROUND = "round_num"
+PARENT = "mlflow.parentRunId"
 
 logger = logging.getLogger(__name__)
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it announces every retry, beside our own one line
 
 
+class Nested(NamedTuple):
+    """A run below another one, as it has ended.
+
+    Attributes
+    ----------
+    name
+        Its own among its siblings.
+    params, metrics
+        What it was, and what came of it; values that are too long or not finite are left out.
+    ok
+        Whether its result is one to use.
+    """
+
+    name: str
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+    ok: bool
+
+
 class Tracker:
     """One run's place in an MLflow store.
 
-    Make it with `open`, then call `start` once, `log_rounds` after every round and `finish` once.
+    Make it with `open`, then call `start` once, `log_rounds` after every round, `nest` for runs below it and `finish` once.
 
     Attributes
     ----------
@@ -139,6 +159,18 @@ class Tracker:
         if time.monotonic() >= self._try_at:
             self._attempt(self._send_rounds)
 
+    def nest(self, runs: Sequence[Nested]) -> bool:
+        """Send runs below this one; never raises.
+
+        Each is one run in the store, however often it is sent: its tag ``fedlin.run_id`` is this run's and its own name.
+
+        Returns
+        -------
+        bool
+            Whether the store now holds them all.
+        """
+        return not runs or self._attempt(lambda: self._send_nested(runs))
+
     def finish(
         self,
         status: Literal["FINISHED", "FAILED"],
@@ -180,6 +212,18 @@ class Tracker:
                 # round_num goes along as a metric: the batch is one transaction, so it tells a resume what has arrived.
                 self._client.log_batch(self.mlflow_run_id, metrics=_metrics(record, round_num))
                 self._sent = round_num
+
+    def _send_nested(self, runs: Sequence[Nested]) -> None:
+        parent = self._client.get_run(self.mlflow_run_id).data.tags[RUN_ID]
+        children = self._client.search_runs([self._experiment_id], f"tags.`{PARENT}` = '{self.mlflow_run_id}'", max_results=50_000)
+        found = {child.data.tags[RUN_ID]: child for child in children}
+        for nested in runs:
+            own = f"{parent}/{nested.name}"
+            tags = {RUN_ID: own, PARENT: self.mlflow_run_id}
+            run = found.get(own) or self._client.create_run(self._experiment_id, run_name=own, tags=tags)
+            missing = {name: value for name, value in nested.params.items() if name not in run.data.params}
+            self._client.log_batch(run.info.run_id, metrics=_metrics(nested.metrics, 0), params=_params(missing))
+            self._client.set_terminated(run.info.run_id, "FINISHED" if nested.ok else "FAILED")
 
     def _attempt(self, send: Callable[[], object]) -> bool:
         begun = time.monotonic()

@@ -26,7 +26,10 @@ def test_cases(case: str, K: int, d: int, rows: set[int], noise: float) -> None:
     assert {data.train.n for data in fleet.devices.values()} == rows
     residuals = np.concatenate([data.train.y - data.train.X @ fleet.Theta[:, k] for k, data in enumerate(fleet.devices.values())])
     assert residuals.std() == pytest.approx(noise, rel=0.15)
+    validation = [data.validation.y - data.validation.X @ fleet.Theta[:, k] for k, data in enumerate(fleet.devices.values())]
+    assert np.concatenate(validation).std() == pytest.approx(noise, rel=0.15)
     for k, data in enumerate(fleet.devices.values()):
+        assert data.validation.n == round(data.train.n / 4)
         assert data.test.n == 1000
         np.testing.assert_allclose(data.test.y, data.test.X @ fleet.Theta[:, k], rtol=1e-12, atol=1e-12)
 
@@ -47,6 +50,13 @@ def test_seeds() -> None:
     one, same, other = (simulate("demo", seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one.devices["007"].train.X, same.devices["007"].train.X)
     assert not np.array_equal(one.Theta, other.Theta)
+
+
+def test_a_fleet_of_a_seed_stays_what_it_is() -> None:
+    """Figures in documents are of these rows."""
+    data = simulate("demo", 0).devices["100"]
+    assert data.train.X[0, 0] == -0.7263273732698154
+    assert data.test.X[-1, -1] == 1.322421135774456
 
 
 def test_unknown_case() -> None:

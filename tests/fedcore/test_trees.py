@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as npst
 
 from fedcore import Misuse
 from fedcore.testing import equal
-from fedcore.trees import STRUCTURE, npz, pack, unpack
+from fedcore.trees import STRUCTURE, dump, from_npz, load, npz, pack, unpack
 
 
 class Leaf(NamedTuple):
@@ -58,3 +58,24 @@ def test_a_missing_leaf_is_named_misuse() -> None:
     del stored["array"]
     with pytest.raises(Misuse, match="does not hold a state"):
         unpack(stored)
+
+
+@given(st.floats(), st.integers(-(2**62), 2**62), st.booleans(), st.text("abc é"), arrays)
+def test_round_trip_as_one_array_a_type(number: float, count: int, flag: bool, word: str, array: np.ndarray) -> None:
+    tree = (Tree(number, count, flag, word, Leaf(array)), Leaf(array.T), Leaf(np.asfortranarray(array)))
+    back = load(dump(tree))
+    assert equal(back, tree)
+    for one, other in zip(back[1:], tree[1:], strict=True):
+        assert (one.array.flags.c_contiguous, one.array.flags.f_contiguous) == (
+            other.array.flags.c_contiguous,
+            other.array.flags.f_contiguous,
+        )
+
+
+def test_a_damaged_dump_is_named_misuse() -> None:
+    stored = from_npz(dump(Leaf(np.ones(2))))
+    for damaged in ({name: stored[name] for name in stored if name != "float64"}, stored | {"float64": np.ones(1)}):
+        with pytest.raises(Misuse, match="does not hold a state"):
+            load(npz(damaged))
+    with pytest.raises(Misuse, match="damaged"):
+        load(dump(Leaf(np.ones(2)))[:-30])

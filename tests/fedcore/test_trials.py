@@ -13,7 +13,7 @@ from fedcore.linear import LocalProblem
 from fedcore.rows import Floats
 from fedcore.separate import Separate
 from fedcore.testing import check_algorithm, small_fleet
-from fedcore.trials import Trials
+from fedcore.trials import Trial, Trials
 
 CHOICES: dict[str, Callable[[], tuple[AnyAlgorithm, ...]]] = {
     "one": lambda: (Hm1(),),
@@ -38,9 +38,8 @@ def test_each_trial_equals_its_own_run_to_the_bit(participation: float) -> None:
         for device_id in fleet:
             np.testing.assert_array_equal(together.theta[device_id][i], alone.theta[device_id])
         assert trial.rounds == len(alone.history)
-        assert trial.uplink_bytes == sum(each["uplink_bytes"] for each in alone.history) - 8 * sum(
-            each["answered"] for each in alone.history
-        )
+        assert trial.uplink_bytes == sum(each["uplink_bytes"] for each in alone.history)
+        np.testing.assert_array_equal(trial.losses, [each["loss"] for each in alone.history])
         ended = Trials(algorithms).ended(together.server, i)
         assert (ended.name if isinstance(ended, Outcome) else "completed") == alone.outcome.name
 
@@ -60,6 +59,25 @@ def test_one_that_overflows_ends_and_the_others_go_on() -> None:
     assert isinstance(ended, Outcome)
     assert (ended.name, fit(Overflowing(), small_fleet()).outcome.name) == ("diverged", "diverged")
     assert result.outcome.ok
+
+
+@pytest.mark.parametrize(
+    ("losses", "settled"),
+    [([], 0), ([3.0], 1), ([9.0, 5.0, 4.0], 3), ([4.03, 4.03, 4.0], 1), ([4.0, 9.0, 4.0, 4.0], 3), ([0.0, 0.0], 1), ([1.0, np.inf], 2)],
+)
+def test_the_round_from_which_on_a_trial_stays_near_its_end(losses: list[float], settled: int) -> None:
+    assert Trial(None, np.array(losses), 0).settled == settled
+
+
+def test_what_a_round_sends_is_counted() -> None:
+    """Messages that are kept by trial count like any others."""
+    algorithms = CHOICES["mixed"]()
+    fleet = small_fleet()
+    together = fit(Trials(algorithms), fleet, rounds=1).history[0]
+    alone = [fit(algorithm, fleet, rounds=1).history[0] for algorithm in algorithms]
+    flags, header = 8 * len(algorithms) * len(fleet), 16 * len(fleet)
+    assert together["downlink_bytes"] - header == sum(each["downlink_bytes"] - header for each in alone) + flags
+    assert together["uplink_bytes"] == sum(each["uplink_bytes"] for each in alone) + 8 * len(fleet)
 
 
 def test_none_is_refused() -> None:

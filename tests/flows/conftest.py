@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedcore.data import Dataset, create_simulated
+from fedcore.rows import DeviceData, Rows
 from fedcore.simulate import Fleet
 from fedcore.testing import small_fleet
 from flows.orchestrator import Orchestrator, orchestrator
@@ -33,14 +34,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def fleet(home: Path) -> Callable[..., Dataset]:
-    """Stores a small fleet as data set `small`."""
+    """Stores a small fleet as data set `small`; the last `validation` rows of each device validate, beside those that train."""
 
-    def create(rows: tuple[int, ...] = (12, 7, 30, 9, 15)) -> Dataset:
-        devices = small_fleet(rows=rows)
+    def create(rows: tuple[int, ...] = (12, 7, 30, 9, 15), validation: int = 0) -> Dataset:
+        devices = {name: _parted(data, validation) for name, data in small_fleet(rows=tuple(n + validation for n in rows)).items()}
         simulated = Fleet(devices, np.zeros((3, len(rows))), np.eye(len(rows)))
         return create_simulated(home / "datasets", "small", simulated, "a small fleet")
 
     return create
+
+
+def _parted(data: DeviceData, validation: int) -> DeviceData:
+    n = data.train.n - validation
+    train, validates = (Rows(data.train.X[part], data.train.y[part]) for part in (slice(n), slice(n, None)))
+    return DeviceData(train, validates, data.test)
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from flows.config import TrainConfig, read_config
 from flows.fleet import Fleet
 from flows.orchestrator import Orchestrator
 from flows.train import train
-from flows.workspace import Workspace
 from tasks.device import device_finalize, device_update
 
 OPEN = {"parameters": 0.5}  # seven columns, and as few as 14 rows
@@ -205,7 +204,8 @@ def test_rounds_of_too_few_devices_are_refused_before_the_start(
     assert capfd.readouterr().err == f"fedlin: error: {words}\n"
     assert not (home / "runs").exists()
 
-    station = Fleet("run", read_config({"dataset": "clinics"}), Workspace(home), fitted=fit_fleet(dataset)).station
+    config = read_config({"dataset": "clinics"})
+    station = Fleet("run", config, dataset.with_fitted(fit_fleet(dataset)), config.build_algorithm()).station
     for task, more in ((device_update, ()), (device_finalize, ([],))):
         with pytest.raises(DeviceRefusal, match=r"^device=a: the round's 2 devices are fewer than \[disclosure\] devices = 3: raise"):
             task.fn(station, "a", Broadcast(1, 2, None, None), *more)

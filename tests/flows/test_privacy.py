@@ -246,3 +246,59 @@ def test_canary_of_a_prepared_data_set(environment: dict[str, str], home: Path) 
     assert {name.rsplit("/", 1)[-1] for name, _ in outside} >= {"prefect.db", "mlflow.db", "theta.npz", "preprocessing.json"}
     found = [(name, trace) for name, content in outside for trace, form in traces().items() if form in content]
     assert found == []
+
+
+SEARCHED = """
+import sys
+from fedcore import Hm1
+
+# The device's own code fails where trials are screened, on one device once, and where they are scored; each time it quotes its rows.
+init, finalize, calls = Hm1.init_device, Hm1.finalize, {{"c": 0}}
+def failing_init(self, spec, data):
+    calls["c"] += data.train.n == 9
+    if data.train.n == 9 and calls["c"] == {screened}:
+        raise RuntimeError({word!r} + " {number!r}" + repr(data.validation.y.tolist()))
+    return init(self, spec, data)
+def failing_finalize(self, down, device, data):
+    if (data.validation.X == {number!r}).any():
+        raise ValueError({word!r} + repr(data.validation.X.tolist()))
+    return finalize(self, down, device, data)
+Hm1.init_device, Hm1.finalize = failing_init, failing_finalize
+
+sys.argv = ["fedlin", *{words!r}, "--rounds", "2", "--json"]
+from flows.cli.app import main
+main()
+"""
+
+
+@pytest.mark.slow
+def test_canary_of_a_search_and_a_comparison(environment: dict[str, str], home: Path, fleet: Callable[..., Dataset]) -> None:
+    """Of the rows that validate and test only scores leave a device."""
+    dataset = fleet((12, 7, 9, 30, 15), validation=4)
+    for part in ("train", "validation", "test"):
+        for device_id in "be" if part == "validation" else "e":  # device e takes part to the end
+            file = dataset.path / f"device={device_id}/part-0.parquet"
+            frame = pl.read_parquet(file, hive_partitioning=False)
+            first = (pl.col("part") == part) & ((pl.col("part") == part).cum_sum() == 1)
+            values = {"b": {"x2": NUMBER}, "e": {"y": NUMBER}}[device_id]
+            frame.with_columns(
+                *(pl.when(first).then(value).otherwise(pl.col(name)).alias(name) for name, value in values.items())
+            ).write_parquet(file)
+    said: list[str] = []
+    # The command's own check comes first, with one call a trial.
+    for screened, words in ((3, ["tune", "small", "--grid", "alpha=0.1,0.3"]), (2, ["compare", "small", "--budget", "1"])):
+        script = home / "user/run.py"
+        script.write_text(SEARCHED.format(number=NUMBER, word=WORD, words=words, screened=screened))
+        run = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300)
+        script.unlink()
+        assert run.returncode == 0, run.stderr
+        result = json.loads(run.stdout.splitlines()[-1])
+        assert result["devices_missing"] == ["b"]
+        own = f".fedlin/{result['run_id']}{'' if words[0] == 'tune' else '-1'}.error.txt"
+        for device_id in "bc":
+            assert WORD in (dataset.path / f"device={device_id}" / own).read_text(), "it failed and kept why"
+        said += [run.stdout, run.stderr]
+    outside = [*searched(home, dataset.path), ("standard output and error", "".join(said).encode())]
+    assert {name.rsplit("/", 1)[-1] for name, _ in outside} >= {"mlflow.db", "trials.csv", "best.toml", "compare.csv", "devices.parquet"}
+    found = [(name, trace) for name, content in outside for trace, form in traces().items() if form in content]
+    assert found == []

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 import tasks
 from fedcore.errors import Misuse
-from tasks.tracking.runs import Tracker
+from tasks.tracking.runs import Nested, Tracker
 
 RECORDS = [{"round_num": n, "change": 1 / n, "answered": 4} for n in range(1, 6)]
 
@@ -158,6 +158,34 @@ def test_finish_sends_the_rounds_that_are_left(tracker: Tracker, run_id: str, mo
     assert [step for step, _ in history(tracker, "change")] == [1, 2, 3, 4, 5]
 
 
+def test_nested_runs_are_there_once_however_often_they_are_sent(
+    tracker: Tracker, run_id: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker.start(run_id, params={}, tags={})
+    runs = [Nested("1", {"eta": "0.1"}, {"error": 2.0}, True), Nested("2", {"eta": "9"}, {"error": math.nan}, False)]
+    original, calls = MlflowClient.log_batch, iter([False, True])
+
+    def away_once(self: MlflowClient, *args: object, **kwargs: object) -> None:
+        if next(calls, False):
+            raise ConnectionError("away")
+        original(self, *args, **kwargs)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(MlflowClient, "log_batch", away_once)
+    assert not tracker.nest(runs), "the second one is away"
+    later = open_tracker(root)
+    later.start(run_id, params={}, tags={})
+    assert later.nest(runs)
+    assert later.nest([runs[0]._replace(metrics={"error": 3.0}), runs[1]])
+    assert later.nest([])
+    client = MlflowClient(tracker.uri)
+    experiment = client.get_run(tracker.mlflow_run_id).info.experiment_id
+    found = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{tracker.mlflow_run_id}'", order_by=["tags.`fedlin.run_id`"])
+    assert [each.data.tags["fedlin.run_id"] for each in found] == [f"{run_id}/1", f"{run_id}/2"]
+    assert [each.data.params["eta"] for each in found] == ["0.1", "9"]
+    assert [each.info.status for each in found] == ["FINISHED", "FAILED"]
+    assert [each.data.metrics for each in found] == [{"error": 3.0}, {}]
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_values_that_are_not_finite_are_never_sent(tracker: Tracker, run_id: str, value: float) -> None:
     tracker.start(run_id, params={}, tags={})
@@ -207,7 +235,7 @@ def test_a_deleted_experiment_is_not_used(root: Path) -> None:
 @pytest.mark.slow
 def test_processes_that_start_at_once_share_a_new_store(tmp_path: Path) -> None:
     start = (
-        "import sys; from pathlib import Path; from tasks.tracking.runs import Tracker\n"
+        "import sys; from pathlib import Path; from tasks.tracking.runs import Nested, Tracker\n"
         "root = Path(sys.argv[1]); t = Tracker.open(None, default_store=root / 'mlflow.db', artifacts=root, experiment='meters')\n"
         "t.start(sys.argv[2], params={}, tags={}); print(t._experiment_id)"
     )

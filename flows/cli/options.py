@@ -1,0 +1,23 @@
+"""Options that several commands take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedcore.algorithm import ALGORITHMS
+
+KNOWN = ", ".join(sorted(ALGORITHMS))
+
+Name = Annotated[str | None, typer.Argument(help="Name of a data set.", show_default=False)]
+Algorithm = Annotated[str | None, typer.Option(help=f"One of {KNOWN}; hm1 by default.", show_default=False)]
+Rounds = Annotated[int | None, typer.Option(help="The most communication rounds, 30 by default.", show_default=False)]
+Seed = Annotated[int | None, typer.Option(help="Root of all random numbers, 0 by default.", show_default=False)]
+Participation = Annotated[float | None, typer.Option(help="Share of the fleet drawn each round.", show_default=False)]
+Quorum = Annotated[float | None, typer.Option(help="Share of the drawn devices that must answer.", show_default=False)]
+Target = Annotated[str | None, typer.Option(help="A target of the contract, in place of its own.", show_default=False)]
+TargetScaling = Annotated[str | None, typer.Option(help="none, train or own, in place of the contract's.", show_default=False)]
+Experiment = Annotated[str | None, typer.Option(help="MLflow experiment, by default the data set's name.", show_default=False)]
+Resume = Annotated[str | None, typer.Option(help="Go on with this run.", metavar="RUN_ID", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]

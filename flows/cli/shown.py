@@ -1,0 +1,49 @@
+"""How commands show a run's end on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+
+from fedcore.data.places import Place, place
+
+
+def console() -> Console:
+    """Standard output, on which names are the user's text and not markup."""
+    return Console(highlight=False, markup=False)
+
+
+def show_end(result: Mapping[str, Any]) -> None:
+    """Who is missing, how the run ended, what it took, and where its results are."""
+    out = console()
+    if missing := result["devices_missing"]:
+        out.print(f"no result of {len(missing)} devices: {', '.join(missing[:5])}{' and others' if len(missing) > 5 else ''}")
+    out.print(f"{result['outcome']} after {result['rounds']} rounds: {result['message']}")
+    out.print(f"run {result['run_id']}, {result['wall_s']:.1f} s, {decimal(result['uplink_bytes'])} sent by the devices")
+    out.print(f"Prefect recorded {result['task_runs_recorded']} of {result['task_runs']} task runs")
+    out.print(f"results in {_near(place(result['artifacts']))}")
+
+
+def figure(value: float | None) -> str:
+    """A figure with four decimals, a dash for none."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def difference(value: float | None, se: float | None) -> str:
+    """A difference with its sign, and its standard error where there is one."""
+    if value is None:
+        return "-"
+    return f"{value:+.4f}" if se is None else f"{value:+.4f} ({se:.4f})"
+
+
+def settings(options: Mapping[str, Any]) -> str:
+    """Options in short; numbers to four digits."""
+    return " ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in options.items())
+
+
+def _near(path: Place) -> Place:
+    return path.relative_to(Path.cwd()) if isinstance(path, Path) and path.is_relative_to(Path.cwd()) else path

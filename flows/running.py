@@ -1,0 +1,279 @@
+"""What every kind of run shares: how it begins or goes on, its one loop of rounds, its last questions to the devices, and its end."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, Generic, TypeVar
+
+from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Completed, Failed
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from fedcore.algorithm import AnyAlgorithm, Outcome
+from fedcore.data import Dataset, Fitted, open_dataset
+from fedcore.data.places import read_file, write_durably
+from fedcore.errors import Misuse
+from fedcore.rounds import RunState, rounds
+from flows.config import RunConfig
+from flows.fleet import Fleet
+from flows.orchestrator import Orchestrator
+from flows.progress import SHOWN, run_progress, say
+from flows.workspace import Workspace
+from tasks.checkpoint import Checkpoint, Record, RunFolder, record
+from tasks.tracking.runs import Nested, Tracker
+
+C = TypeVar("C", bound=RunConfig)
+R = TypeVar("R")
+
+TASK_RUNNER: Any = ThreadPoolTaskRunner(max_workers=4)
+"""Device tasks at a time. Their arithmetic is short, and more threads only queue for the interpreter."""
+
+
+def new_run_id() -> str:
+    """An id that sorts by the time of its making."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+
+
+def open_data(config: RunConfig, workspace: Workspace) -> Dataset:
+    """The data set of a run, with the configuration's target.
+
+    Raises
+    ------
+    Misuse
+        Where there is none, or it is not as the configuration says.
+    """
+    return open_dataset(workspace.datasets, config.dataset, target=config.target, target_scaling=config.target_scaling)
+
+
+@dataclass(frozen=True)
+class Run(Generic[C]):
+    """A run that begins, or one that goes on.
+
+    Attributes
+    ----------
+    config
+        What is asked for.
+    workspace, folder, tracker
+        Where it lives.
+    begun
+        When this process began with it, as `time.perf_counter` says.
+    """
+
+    config: C
+    workspace: Workspace
+    folder: RunFolder
+    tracker: Tracker
+    begun: float
+
+    @staticmethod
+    def open(kind: type[C], config: C | None, run_id: str | None) -> Run[C]:
+        """A new run of a configuration, or without one the run that has begun under this name.
+
+        Raises
+        ------
+        Misuse
+            Where a new run has an old name, an old one is missing, damaged or another command's, or the tracking store cannot be used.
+        """
+        begun, workspace = time.perf_counter(), Workspace.find()
+        folder = RunFolder(workspace.runs / (run_id or new_run_id()))
+        if config is None:
+            config = kind.model_validate(folder.config(kind.COMMAND)["given"])
+        else:
+            folder.refuse_existing()
+        experiment = config.experiment or config.dataset
+        tracker = Tracker.open(None, default_store=workspace.mlflow_store, artifacts=workspace.mlflow_artifacts, experiment=experiment)
+        return Run(config, workspace, folder, tracker, begun)
+
+    def create(self, resolved: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+        """Write the folder of a new run, with its configuration as given and with every default written out."""
+        self.folder.create({"command": self.config.COMMAND, "given": self.config.model_dump(mode="json"), "resolved": resolved}, manifest)
+
+    def start_tracking(self, params: Mapping[str, Any]) -> None:
+        """Give the run its place in MLflow; params that are None are left out."""
+        told = {name: str(value) for name, value in params.items() if value is not None}
+        self.tracker.start(self.folder.run_id, params=told, tags=_tags(self.folder))
+
+    def end(
+        self,
+        outcome: Outcome,
+        result: Mapping[str, Any],
+        *,
+        uploads: bool,
+        task_runs: int,
+        earlier: float,
+        nested: Sequence[Nested] = (),
+        params: Mapping[str, str] | None = None,
+    ) -> State[None]:
+        """Tell MLflow the end, write `result.json`, and say how the flow ended.
+
+        Parameters
+        ----------
+        outcome
+            How the run ended.
+        result
+            Its figures.
+        uploads
+            Whether there are results, to be kept in MLflow too.
+        task_runs
+            How many tasks were started.
+        earlier
+            Seconds that the run had taken before this process.
+        nested, params
+            Runs below it in MLflow, and settings that it found.
+        """
+        if uploads:
+            for name in ("config.json", "manifest.json"):
+                write_durably(self.folder.results / name, read_file(self.folder.path / name))
+        complete: dict[str, Any] = {
+            "run_id": self.folder.run_id,
+            "dataset": self.config.dataset,
+            "outcome": outcome.name,
+            "ok": outcome.ok,
+            "message": outcome.message,
+            **result,
+            "artifacts": str(self.folder.results),
+            "wall_s": time.perf_counter() - self.begun + earlier,
+            "mlflow_run_id": self.tracker.mlflow_run_id,
+            "flow_run_id": _flow_run_id(),
+            "task_runs": task_runs,
+        }
+        known = self.tracker.nest(nested)
+        ended = self.tracker.finish(
+            "FINISHED" if outcome.ok else "FAILED",
+            metrics=_totals(complete),
+            artifacts=self.folder.results if uploads else None,
+            params=params,
+        )
+        self.folder.write_json("result.json", complete | {"tracked": known and ended})
+        return Completed(message=outcome.message) if outcome.ok else Failed(message=f"{outcome.name}: {outcome.message}")
+
+
+def reopened(folder: RunFolder, config: RunConfig, dataset: Dataset, algorithm: AnyAlgorithm) -> Fleet:
+    """The devices and the preprocessing that a run began with.
+
+    Raises
+    ------
+    Misuse
+        Where the contract has changed since.
+    """
+    manifest = folder.manifest()
+    if dataset.contract.model_dump(mode="json") != manifest["contract"]:
+        raise Misuse(
+            f"the contract of data set {config.dataset!r} has changed since run {folder.run_id} began: restore it, or start a new run"
+        )
+    fitted = Fitted.model_validate(manifest["preprocessing"]) if manifest["preprocessing"] else None
+    return Fleet(folder.run_id, config, dataset.with_fitted(fitted), algorithm, [card["device"] for card in manifest["devices"]])
+
+
+def run_rounds(fleet: Fleet, folder: RunFolder, tracker: Tracker, before: Sequence[Record] = ()) -> Checkpoint:
+    """The loop: after every round, checkpoint, then track, then show.
+
+    Parameters
+    ----------
+    fleet, folder, tracker
+        What is run, where its checkpoint is, and who is told.
+    before
+        Rounds of other folders that the tracker counts first.
+    """
+    checkpoint = folder.load() or Checkpoint(RunState.initial(fleet.algorithm, fleet.spec), (), None)
+    if checkpoint.outcome:
+        return checkpoint
+    schedule = fleet.schedule
+    with run_progress(folder.run_id, schedule.rounds, checkpoint.state.main_rounds) as progress:
+        started = time.perf_counter()
+        for report in rounds(fleet.algorithm, fleet.spec, fleet, schedule, checkpoint.state):
+            if report.counted:
+                entry = record(report, fleet.device_ids, time.perf_counter() - started)
+                checkpoint = Checkpoint(report.state, (*checkpoint.history, entry), report.outcome)
+                folder.save(checkpoint)
+                tracker.log_rounds(scalars([*before, *checkpoint.history]))
+            else:
+                checkpoint = checkpoint._replace(outcome=report.outcome)
+            progress.show(report, fleet.silent)
+            _await_recorder(fleet)
+            started = time.perf_counter()
+    return checkpoint
+
+
+def at_end(fleet: Fleet, checkpoint: Checkpoint, ask: Callable[[RunState], dict[str, R]]) -> tuple[Checkpoint, dict[str, R]]:
+    """What devices answer after the rounds, by id; a quorum of them has to, as in a round, and those that do not are named."""
+    outcome = checkpoint.outcome
+    if outcome is None or outcome.name == "quorum_lost":
+        return checkpoint, {}
+    answers = ask(checkpoint.state)
+    for reason in list(fleet.silent.values())[:SHOWN]:
+        say(f"no result, {reason}")
+    K = len(fleet.device_ids)
+    why = fleet.schedule.lost(len(answers), K)
+    if not why:
+        return checkpoint, answers
+    message = f"only {len(answers)} of {K} devices could give their result, {why}"
+    lost = Outcome("quorum_lost", f"{message}: see why devices fail, then resume the run", ok=False)
+    return checkpoint._replace(outcome=lost), {}
+
+
+def seconds(checkpoint: Checkpoint | None) -> float:
+    """How long the rounds of a checkpoint took."""
+    return sum(entry["seconds"] for entry in checkpoint.history) if checkpoint else 0.0
+
+
+def sent(history: Sequence[Record], folders: Sequence[RunFolder]) -> dict[str, Any]:
+    """What rounds took, and the exchanges before them of the runs in these folders, for `result.json`."""
+    before = [folder.manifest()["preprocessing_bytes"] for folder in folders]
+    uplink, downlink = (sum(each[way] for each in before) for way in ("uplink", "downlink"))
+    return {
+        "rounds": len(history),
+        "round_s": median(each["seconds"] for each in history) if history else None,
+        "uplink_bytes": uplink + sum(each["uplink_bytes"] for each in history),
+        "downlink_bytes": downlink + sum(each["downlink_bytes"] for each in history),
+        "preprocessing_uplink_bytes": uplink,
+        "preprocessing_downlink_bytes": downlink,
+    }
+
+
+def scalars(history: Sequence[Record]) -> list[dict[str, float]]:
+    """A history's numbers, with the rounds numbered on."""
+
+    def numbers(entry: Record) -> dict[str, float]:
+        return {name: value for name, value in entry.items() if isinstance(value, int | float)}
+
+    return [numbers(entry) | {"round_num": i} for i, entry in enumerate(history, 1)]
+
+
+def _await_recorder(fleet: Fleet) -> None:
+    """Tasks are made faster than a server records them; one that is too far behind would lose their ends."""
+    if url := PREFECT_API_URL.value():
+        Orchestrator(url).pace(_flow_run_id(), fleet.task_runs)
+
+
+def _totals(result: Mapping[str, Any]) -> dict[str, float]:
+    """The result's figures as final metrics; bytes under a name of their own, beside the metric of each round."""
+    figures = {name: value for name, value in result.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    return {f"total_{name}" if name.endswith("_bytes") else name: value for name, value in figures.items()}
+
+
+def _tags(folder: RunFolder) -> dict[str, str]:
+    tags = {"fedlin.run_folder": str(folder.path)}
+    git, code = shutil.which("git"), Path(__file__).parent
+    if git:
+        asked = subprocess.run([git, "-C", code, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        if asked.returncode == 0:
+            tags["mlflow.source.git.commit"] = asked.stdout.strip()
+    return tags
+
+
+def _flow_run_id() -> str:
+    context = FlowRunContext.get()
+    assert context is not None
+    assert context.flow_run is not None
+    return str(context.flow_run.id)
