@@ -118,8 +118,7 @@ class RunFolder:
         config = self.read_json("config.json")
         if not isinstance(config.get("given"), dict):
             raise Misuse(f"run {self.run_id}: config.json is missing or damaged: restore it, or start a new run")
-        if config.get("command") != command:
-            by = config.get("command", "train")
+        if (by := config.get("command", "train")) != command:
             raise Misuse(f"run {self.run_id} was begun by fedlin {by}: go on with fedlin {by} --resume {self.run_id}")
         return config
 

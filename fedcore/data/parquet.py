@@ -213,6 +213,8 @@ def _check_schema(schema: pa.Schema, where: str, *, decimals: bool = False) -> N
     if len(set(schema.names)) < len(schema):
         raise DataError(f"{where}: a column name occurs twice: rename one")
     for field in schema:
+        if not field.name:
+            raise DataError(f"{where}: a column has no name: give it one")
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if not (_plain(kind) or (decimals and pa.types.is_decimal(field.type))):
             name = str(kind).split("<")[0].split("[")[0].split("(")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
@@ -14,6 +15,9 @@ from fedcore.errors import DataError
 
 # A record that is longer than this, in bytes, is a quote that nobody closed: reading on would put the rest of the file in memory.
 _LONGEST = 64 << 20
+
+_BLANKS = re.compile(r"[ \t]+")
+_LINE_ENDS = re.compile(r" ?\r?\n ?")
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -75,10 +79,10 @@ def cells(chunk: Chunk, separator: str, width: int | None, where: str) -> pl.Dat
     DataError
         On a line with more fields, or a quote that is left open, with the line's number as far as it can be told.
     """
-    lines = chunk.text.split("\n")
+    content = chunk.text
     if separator == "whitespace":
-        # polars wants one separator: any run of blanks becomes one space, and those at line ends go.
-        lines, separator = [" ".join(line.split()) for line in lines], " "
+        content, separator = _single_spaced(content), " "
+    lines = content.split("\n")
     text = "\n".join(_filled(lines))
     if not text:
         return None
@@ -92,6 +96,14 @@ def cells(chunk: Chunk, separator: str, width: int | None, where: str) -> pl.Dat
     if table is None:
         raise no_table(where, _suspect(lines, separator, width, chunk.line))
     return table[1:] if width else table
+
+
+def _single_spaced(text: str) -> str:
+    """Polars wants one separator: any run of spaces and tabs becomes one space, and those at line ends go. Quoted text stays."""
+    parts = text.split('"')
+    outside = slice(None, None, 2 if len(parts) % 2 else 1)  # a quote that nothing closes quotes nothing
+    parts[outside] = [_LINE_ENDS.sub("\n", _BLANKS.sub(" ", part)) for part in parts[outside]]
+    return '"'.join(parts).strip(" \r")
 
 
 def no_table(where: str, line: int | None = None) -> DataError:

@@ -94,6 +94,9 @@ def _known(name: str) -> pint.Unit | None:
 
 def _converted(values: Floats, source: pint.Unit, target: pint.Unit) -> Floats | None:
     try:
+        # Pint calls angles, counts and bits dimensionless; as root units they stay apart.
+        if _registry().get_root_units(source)[1] != _registry().get_root_units(target)[1]:
+            return None
         return _registry().convert(values, source, target)
     except Exception:  # as above
         return None

@@ -674,6 +674,11 @@ CASES: dict[str, Case] = {
             "the first holds characters other than A-Z a-z 0-9 . _ -: rename these devices, or name another column"
         ),
     ),
+    "parquet: a column without a name": (
+        "import in.parquet --dataset first --device pump --target flow",
+        {"in.parquet": arrow_parquet(**{"": pa.array([7000.0] * 3)})},
+        "in.parquet: a column has no name: give it one",
+    ),
     "add: an empty folder": (
         "add folder --dataset pumps --device 4",
         {"folder": None},

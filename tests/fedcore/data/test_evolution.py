@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -732,3 +733,29 @@ def test_rows_of_an_older_file_are_not_added_again(tmp_path: Path) -> None:
     frame(20).with_columns(speed=None).write_csv(tmp_path / "rows.csv")
     added = add_partition(tmp_path, tmp_path / "rows.csv", "demo", "1", append=True, units={"temperature": "degF"})
     assert added == ("1", "part-0.parquet", 20, False)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "declared", "expected"),
+    [
+        (60.0, "rpm", "rps", 1.0),
+        (60.0, "rps", "rad/s", 120 * math.pi),
+        (60.0, "deg/s", "rpm", 10.0),
+        (60.0, "1/min", "Hz", 1.0),
+        (1.0, "byte", "bit", 8.0),
+        (1e4, "ppm", "percent", 1.0),
+        (0.0, "degC", "K", 273.15),
+        (1.0, "VA", "W", 1.0),
+    ],
+)
+def test_angles_and_counts_convert_among_themselves(value: float, unit: str, declared: str, expected: float) -> None:
+    converted = in_unit(pl.Series("x", [value]), unit, Column(type="float64", unit=declared), "here")
+    assert converted.to_list() == pytest.approx([expected], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("unit", "declared"), [("rpm", "Hz"), ("Hz", "rad/s"), ("deg", "count"), ("rad", "percent"), ("byte", "count"), ("N*m/rad", "N*m")]
+)
+def test_an_angle_or_a_count_is_no_bare_number(unit: str, declared: str) -> None:
+    with pytest.raises(DataError, match=r"the one does not convert to the other: correct the unit$"):
+        in_unit(pl.Series("x", [60.0]), unit, Column(type="float64", unit=declared), "here")

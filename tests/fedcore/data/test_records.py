@@ -87,3 +87,18 @@ def test_a_record_without_end_is_refused_before_memory_is_full(tmp_path: Path, m
     (tmp_path / "rows.csv").write_text('a,b\n1,"' + "7000\n" * 1000)
     with pytest.raises(DataError, match=r"^rows.csv: line 2 begins a record of more than 64 bytes: close its quote$"):
         list(chunks(tmp_path / "rows.csv"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a  b\tc\n 1 \t 2  3 \r\n", [["a", "b", "c"], ["1", "2", "3"]]),
+        ('a b\n"two  words" 2\n', [["a", "b"], ["two  words", "2"]]),
+        ('a b\n"a\ttab" "x ""y""  z"\n', [["a", "b"], ["a\ttab", 'x "y"  z']]),
+        ("a b\nGr\u00fcn\u00a03 2\n", [["a", "b"], ["Gr\u00fcn\u00a03", "2"]]),
+    ],
+)
+def test_whitespace_is_spaces_and_tabs_outside_quotes(text: str, expected: list[list[str]]) -> None:
+    table = records.cells(records.Chunk(text, 1), "whitespace", None, "here")
+    assert table is not None
+    assert [list(row) for row in table.rows()] == expected
