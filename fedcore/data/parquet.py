@@ -134,8 +134,9 @@ def batches(file: Place) -> Iterator[pl.DataFrame]:
         raise _unreadable(file.name, size(file))
 
 
-def from_table(table: object, where: str) -> pl.DataFrame:
-    """A table of Arrow, Polars, or any library that speaks Arrow's C stream interface.
+def from_table(table: object, where: str) -> tuple[pl.DataFrame, bytes | None]:
+    """A table of Arrow, Polars, or any library that speaks Arrow's C stream interface; and its mark, which an Arrow table keeps that was
+    read from a marked file.
 
     Raises
     ------
@@ -148,7 +149,7 @@ def from_table(table: object, where: str) -> pl.DataFrame:
     if arrow is None:
         raise Misuse(f"{where}: expected an Arrow table or a Polars data frame, got {type(table).__name__}: convert it first")
     _check_schema(arrow.schema, where, decimals=True)
-    return _frame(arrow, where)
+    return _frame(arrow, where), (arrow.schema.metadata or {}).get(_MARK)
 
 
 def _tried(call: Callable[[], T]) -> T | None:

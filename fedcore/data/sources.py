@@ -144,8 +144,8 @@ def open_table(table: object, where: str, form: SourceFile) -> Source:
     DataError
         Where it names a column twice, or holds a column that is neither number nor text.
     """
-    frame = parquet.from_table(table, where)
-    return Source(where, tuple(frame.columns), form, lambda: frame.iter_slices(_BATCH))
+    frame, mark = parquet.from_table(table, where)
+    return Source(where, tuple(frame.columns), form, lambda: frame.iter_slices(_BATCH), mark=mark)
 
 
 def _files(folder: Place) -> list[Place]:

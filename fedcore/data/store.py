@@ -15,6 +15,7 @@ from stat import S_ISREG
 from types import MappingProxyType
 from typing import NamedTuple, get_args
 
+import numpy as np
 import polars as pl
 
 from fedcore.data.checks import checked_features
@@ -24,7 +25,7 @@ from fedcore.data.disclosure import told_gaps
 from fedcore.data.evolution import present_rows, version_of
 from fedcore.data.fitted import Fitted
 from fedcore.data.names import checked_dataset_name, checked_device_id, checked_distinct
-from fedcore.data.parquet import decode, mark_in
+from fedcore.data.parquet import decode, from_table, mark_in
 from fedcore.data.places import Entry, Place, entries, is_file, is_folder, read_file
 from fedcore.data.preprocess import DeviceSummary, summarise
 from fedcore.errors import DataError, Misuse, PlaceAway
@@ -140,7 +141,7 @@ class Dataset:
         """What one device tells for the fleet's preprocessing, from its own folder alone; see `summarise`. It raises what `loaded` does."""
         return summarise(self._read(device_id)[0], self.contract, f"{PREFIX}{device_id}", gated=gated)
 
-    def predict(self, device_id: str, theta: Floats, frame: pl.DataFrame) -> Floats:
+    def predict(self, device_id: str, theta: Floats, frame: object) -> Floats:
         """Predictions for new rows of one device, prepared as its training rows were.
 
         Where the contract scales by the device's own range ("train"), the range is that of the rows which the device has now: it is two
@@ -151,7 +152,7 @@ class Dataset:
         theta
             The device's coefficients, shape (d,), as in `theta.npz` of a run.
         frame
-            n rows with every feature of the contract, with or without the target; they are not split.
+            A table of Polars or Arrow: n rows with every feature of the contract, with or without the target; they are not split.
 
         Returns
         -------
@@ -161,14 +162,17 @@ class Dataset:
         Raises
         ------
         Misuse
-            As `loaded` does, or where `theta` has another shape.
+            As `loaded` does, or where `theta` has another shape or is not finite, or `frame` is no table.
         DataError
             As `loaded` does, or where the new rows break the contract.
         """
+        theta = np.asarray(theta)
+        if theta.dtype.kind not in "fiu" or not np.isfinite(theta).all():
+            raise Misuse(f"expected theta as finite numbers, got an array of {theta.dtype}: take a column of Theta from theta.npz")
         where = f"{PREFIX}{device_id}"
         ranges = device_ranges(self._read(device_id)[0], self.contract, where, self.fitted)
         new = f"{where}: new rows"
-        return predict(checked_features(frame, self.contract, new), theta, self.contract, ranges, new, self.fitted)
+        return predict(checked_features(from_table(frame, new)[0], self.contract, new), theta, self.contract, ranges, new, self.fitted)
 
     def _read(self, device_id: str) -> tuple[pl.DataFrame, str]:
         """One device's checked rows, and the digest of its files."""

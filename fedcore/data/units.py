@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from fedcore.data.checks import exact_floats
 from fedcore.data.contract import Column
 from fedcore.errors import DataError
 from fedcore.rows import Floats
@@ -63,7 +64,10 @@ def in_unit(column: pl.Series, unit: str, declared: Column, where: str) -> pl.Se
         raise DataError(f"{differ}: only float64 is converted: declare it as that, or bring the file in that unit")
     if column.dtype not in (pl.Float64, pl.Int64):
         return column
-    values = column.cast(pl.Float64).to_numpy()
+    floats = exact_floats(column) if column.dtype == pl.Int64 else column
+    if inexact := floats.null_count() - column.null_count():
+        raise DataError(f"{differ}: {inexact} whole numbers that float64 does not hold exactly: bring the file in that unit")
+    values = floats.to_numpy()
     with _asking, np.errstate(all="ignore"):
         source, target = _known(unit), _known(declared.unit)
         if source is None or target is None:

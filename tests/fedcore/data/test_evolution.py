@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
@@ -759,3 +761,22 @@ def test_angles_and_counts_convert_among_themselves(value: float, unit: str, dec
 def test_an_angle_or_a_count_is_no_bare_number(unit: str, declared: str) -> None:
     with pytest.raises(DataError, match=r"the one does not convert to the other: correct the unit$"):
         in_unit(pl.Series("x", [60.0]), unit, Column(type="float64", unit=declared), "here")
+
+
+def test_a_table_of_a_marked_file_is_read_in_its_units(tmp_path: Path) -> None:
+    create_dataset(tmp_path, "demo", contract(FIRST), [("1", frame())])
+    table = pq.read_table(tmp_path / "demo/device=1/part-0.parquet")
+    other = contract(FIRST, temp={"type": "float64", "unit": "K"})
+    (tmp_path / "other").mkdir()
+    write_contract(tmp_path / "other", other)
+    import_frame(tmp_path, table.append_column("unit", pa.array(["1"] * table.num_rows)), "other")
+    stored = open_dataset(tmp_path, "other").parts("1")["part-0.parquet"]
+    expected = in_unit(frame()["temp"], "degF", Column(type="float64", unit="K"), "here")
+    assert stored["temp"].to_list() == expected.to_list()
+
+
+def test_whole_numbers_are_not_rounded_on_their_way_to_another_unit() -> None:
+    declared = Column(type="float64", unit="mm")
+    assert in_unit(pl.Series("x", [2**53]), "m", declared, "here").to_list() == [2.0**53 * 1000]
+    with pytest.raises(DataError, match=r"1 whole numbers that float64 does not hold exactly"):
+        in_unit(pl.Series("x", [2**53 + 1, 1]), "m", declared, "here")

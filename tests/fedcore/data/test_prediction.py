@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,20 @@ def test_a_range_and_its_inverse() -> None:
     assert Range(3, 7).scaled(values).tolist() == [0, 0.5, 2]
     assert Range(3, 7).original(Range(3, 7).scaled(values)).tolist() == values.tolist()
     assert device_ranges(frame(0), contract(features=["age"]), "here") == Ranges({}, None)
+
+
+@pytest.mark.parametrize("theta", [np.array(["a"]), np.array([np.nan, 1.0]), np.array([1j, 1.0]), np.ones(3), None])
+def test_coefficients_that_are_none_are_refused(make: Callable[..., Dataset], demo: Any, theta: Any) -> None:
+    with pytest.raises(Misuse, match=r"^expected theta "):
+        make().predict("1", theta, demo.frame())
+
+
+@pytest.mark.parametrize("rows", [None, 3, "rows.csv"])
+def test_what_is_no_table_is_refused(make: Callable[..., Dataset], rows: Any) -> None:
+    with pytest.raises(Misuse, match=r"^device=1: new rows: expected an Arrow table or a Polars data frame, got "):
+        make().predict("1", np.ones(2), rows)
+
+
+def test_an_arrow_table_predicts_as_its_frame(make: Callable[..., Dataset], demo: Any) -> None:
+    dataset, theta = make(), np.array([1.0, 2.0])
+    np.testing.assert_array_equal(dataset.predict("1", theta, demo.frame().to_arrow()), dataset.predict("1", theta, demo.frame()))
