@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from fedcore.data.contract import CONTRACT_FILE, Column, ColumnType, Contract, parse_contract, write_contract
+from fedcore.data.contract import CONTRACT_FILE, Column, ColumnType, Contract, SourceFile, parse_contract, write_contract
 from fedcore.data.conversion import NUMERIC, typed
 from fedcore.data.names import checked_dataset_name
 from fedcore.data.places import Place, discard, is_file, is_folder, make_folder, stored, sync_folder
@@ -19,7 +19,7 @@ DEVICE = "device"
 _KINDS: tuple[ColumnType, ...] = (*NUMERIC, "string")
 
 
-def infer_contract(root: Place, path: Place, name: str, *, device: str | None, target: str) -> Contract:
+def infer_contract(root: Place, path: Place, name: str, *, device: str | None, target: str, form: SourceFile | None = None) -> Contract:
     """Write the first contract of a new data set, and nothing else.
 
     Every numeric column but the device and the target is a feature; columns of text are declared and left out of the features; no
@@ -35,6 +35,8 @@ def infer_contract(root: Place, path: Place, name: str, *, device: str | None, t
         The data set.
     device, target
         Columns of the source. A folder's files need no device column.
+    form
+        How text is read; by default with a header line, decimal points, and the most frequent separator of that line.
 
     Raises
     ------
@@ -46,7 +48,7 @@ def infer_contract(root: Place, path: Place, name: str, *, device: str | None, t
     folder = root / checked_dataset_name(name)
     if is_file(folder / CONTRACT_FILE):
         raise Misuse(f"data set {name!r} has a {CONTRACT_FILE} already: edit that one, or choose another name")
-    sources = open_sources(path, None, device)
+    sources = open_sources(path, form, device)
     contract = first_contract(sources, path.name, name, device, target)
     stored(name, lambda: _write(folder, contract))
     return contract
@@ -70,9 +72,11 @@ def first_contract(sources: Sequence[Source], where: str, name: str, device: str
         if column not in first.names:
             # Not the names that are there: in a file without a header they are its first row.
             counted = f"{option} {column!r} is not among its {len(first.names)} columns"
-            raise DataError(f"{first.where}: {counted}: check the name and the header line")
+            raise DataError(f"{first.where}: {counted}: check the name, the header line and the separator")
     device = device or DEVICE
     types = _types(sources, device)
+    if types.get(target) == "string":
+        raise DataError(f"{first.where}: target {target!r} has cells that are no numbers: correct them, or state the decimal mark")
     document = {
         "description": f"Imported from {where}",
         "device": device,
@@ -83,7 +87,7 @@ def first_contract(sources: Sequence[Source], where: str, name: str, device: str
     }
     if not document["features"]:
         count = f"{len(types)} columns beside the device, and no numeric one beside the target"
-        raise DataError(f"{first.where}: {count}: check the header line, and [file] decimal in a contract of your own")
+        raise DataError(f"{first.where}: {count}: check the header line, the separator and the decimal mark")
     return parse_contract(document, f"{name}/{CONTRACT_FILE}")
 
 
@@ -94,16 +98,16 @@ def _types(sources: Sequence[Source], device: str) -> dict[str, ColumnType]:
             raise DataError(f"{source.where}: its columns are not those of {sources[0].where}: give both the same header line")
         for batch in source.batches():
             for name, rank in ranks.items():
-                ranks[name] = _rank(batch[name], rank)
+                ranks[name] = _rank(batch[name], rank, source.form.decimal)
     return {name: _KINDS[rank] for name, rank in ranks.items()}
 
 
-def _rank(column: pl.Series, rank: int) -> int:
+def _rank(column: pl.Series, rank: int, decimal: str) -> int:
     """Place in `_KINDS` of the first type, from `rank` on, that every cell fits; numbers are never text."""
     last = len(NUMERIC) if column.dtype == pl.String else len(NUMERIC) - 1
     while rank < last:
         kind = _KINDS[rank]
-        fitted = typed(column, kind, ".")
+        fitted = typed(column, kind, decimal)
         if fitted.dtype == NUMERIC[kind] and fitted.null_count() == column.null_count():
             break
         rank += 1

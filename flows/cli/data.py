@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from fedcore.data import (
     Dataset,
     DeviceCard,
+    SourceFile,
     add_partition,
     describe_dataset,
     fit_preprocessing,
@@ -51,9 +53,15 @@ def infer(
     dataset: Annotated[str, typer.Option(help="Name of the data set.", show_default=False)],
     target: Annotated[str, typer.Option(help="Target column.", show_default=False)],
     device: Annotated[str | None, typer.Option(help="Device column; a folder's files need none.", show_default=False)] = None,
+    separator: Annotated[str | None, typer.Option(help='One character, or "whitespace".', show_default=False)] = None,
+    decimal: Annotated[str | None, typer.Option(help="The decimal mark, a point by default, or a comma.", show_default=False)] = None,
+    header: Annotated[
+        str | None, typer.Option(help="Names of the columns, where no line has them.", metavar="A,B,...", show_default=False)
+    ] = None,
 ) -> None:
     """Write the first contract of a data set, for you to edit before the import."""
-    contract = infer_contract(Workspace.find().datasets, place(file), dataset, device=device, target=target)
+    form = _form(separator, decimal, header)
+    contract = infer_contract(Workspace.find().datasets, place(file), dataset, device=device, target=target, form=form)
     features = f"{len(contract.features)} of {len(contract.columns)} columns are features"
     typer.echo(f"datasets/{dataset}/dataset.toml: {features}, the target is {contract.target}: edit it, then import")
 
@@ -151,6 +159,20 @@ def _units(options: list[str] | None) -> dict[str, str]:
             raise Misuse(f"option unit: {option!r} is not COL=UNIT, or comes second for its column: give each column one unit")
         units[column] = unit
     return units
+
+
+def _form(separator: str | None, decimal: str | None, header: str | None) -> SourceFile | None:
+    """How text is read, None where nothing is said of it. With decimal commas the usual separator is a semicolon."""
+    if separator is decimal is header is None:
+        return None
+    usual = ";" if decimal == "," else ","
+    said = {"separator": separator or usual, "decimal": decimal or ".", "header": tuple(header.split(",")) if header else True}
+    try:
+        return SourceFile.model_validate(said)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    field = f"{first['loc'][0]}: " if first["loc"] else ""
+    raise Misuse(f"{field}{first['msg'].removeprefix('Value error, ')}")
 
 
 def _tell(dataset: str, rows: dict[str, int]) -> None:

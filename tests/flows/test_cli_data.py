@@ -155,3 +155,19 @@ def test_describe_tells_counts_and_no_row(home: Path) -> None:
     for pump in range(12):
         run("add", str(home / "more.csv"), "--dataset", "pumps", "--device", str(pump), "--append")
     assert "hour int64 0 3 to 3" in " ".join(words_of(run("describe", "pumps")))
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("d;p;t\na;1,5;2,5\nb;1,0;2,0\n", ["--decimal", ","]),
+        ("d|p|t\na|1.5|2.5\nb|1.0|2.0\n", ["--separator", "|"]),
+        ("a 1.5\t2.5\nb  1.0 2.0\n", ["--separator", "whitespace", "--header", "d,p,t"]),
+    ],
+)
+def test_infer_is_told_how_a_file_is_written(home: Path, text: str, options: list[str]) -> None:
+    (home / "rows.csv").write_text(text)
+    file = str(home / "rows.csv")
+    assert run("infer", file, "--dataset", "new", "--device", "d", "--target", "t", *options).exit_code == 0
+    assert run("import", file, "--dataset", "new").exit_code == 0
+    assert open_dataset(home / "datasets", "new").load("a").train.X.tolist() == [[1.5]]

@@ -336,12 +336,12 @@ CASES: dict[str, Case] = {
     "first: no such device column": (
         "import in.csv --dataset first --device unit --target flow",
         {"in.csv": HEADER + lines("4")},
-        "in.csv: device 'unit' is not among its 5 columns: check the name and the header line",
+        "in.csv: device 'unit' is not among its 5 columns: check the name, the header line and the separator",
     ),
     "first: no such target": (
         "import in.csv --dataset first --device pump --target head",
         {"in.csv": HEADER + lines("4")},
-        "in.csv: target 'head' is not among its 5 columns: check the name and the header line",
+        "in.csv: target 'head' is not among its 5 columns: check the name, the header line and the separator",
     ),
     "first: column of text": (
         FIRST,
@@ -571,12 +571,12 @@ CASES: dict[str, Case] = {
     "infer: no such device column": (
         "infer in.csv --dataset first --device unit --target flow",
         {"in.csv": HEADER + lines("4")},
-        "in.csv: device 'unit' is not among its 5 columns: check the name and the header line",
+        "in.csv: device 'unit' is not among its 5 columns: check the name, the header line and the separator",
     ),
     "infer: target of text": (
         "infer in.csv --dataset first --device pump --target note",
         {"in.csv": HEADER + lines("4")},
-        "first/dataset.toml: targets: 'note' is a string column: encode its categories as numeric columns first",
+        "in.csv: target 'note' has cells that are no numbers: correct them, or state the decimal mark",
     ),
     "infer: device for target": (
         "infer in.csv --dataset first --device pump --target pump",
@@ -588,7 +588,7 @@ CASES: dict[str, Case] = {
         {"in.csv": "pump,flow,note\n1,7000,secret\n"},
         (
             "in.csv: 2 columns beside the device, and no numeric one beside the target: "
-            "check the header line, and [file] decimal in a contract of your own"
+            "check the header line, the separator and the decimal mark"
         ),
     ),
     "infer: ragged": (
@@ -678,6 +678,21 @@ CASES: dict[str, Case] = {
         "import in.parquet --dataset first --device pump --target flow",
         {"in.parquet": arrow_parquet(**{"": pa.array([7000.0] * 3)})},
         "in.parquet: a column has no name: give it one",
+    ),
+    "infer: a separator of two characters": (
+        f"{INFER} --separator ;;",
+        {"in.csv": HEADER + lines("4")},
+        'separator: expected one ASCII character other than a quote or a line end, or "whitespace"',
+    ),
+    "infer: a decimal mark that separates": (
+        f"{INFER} --separator , --decimal ,",
+        {"in.csv": HEADER + lines("4")},
+        "decimal: ',' is the separator too: numbers could not be told apart, change one of the two",
+    ),
+    "infer: a target with decimal commas": (
+        INFER,
+        {"in.csv": "pump;speed;flow\n4;7000;7000,5\n"},
+        "in.csv: target 'flow' has cells that are no numbers: correct them, or state the decimal mark",
     ),
     "add: an empty folder": (
         "add folder --dataset pumps --device 4",

@@ -212,7 +212,7 @@ def test_a_header_list_of_another_length_is_refused(tmp_path: Path) -> None:
         ({"device": "unit", "target": "flow"}, "pumps.csv: device 'unit' is not among its 4 columns: check"),
         ({"device": "pump", "target": "head"}, "pumps.csv: target 'head' is not among its 4 columns: check"),
         ({"device": "pump", "target": "pump"}, "pumps/dataset.toml: targets: 'pump' is not declared"),
-        ({"device": "hour", "target": "pump"}, "pumps/dataset.toml: targets: 'pump' is a string column"),
+        ({"device": "hour", "target": "pump"}, "pumps.csv: target 'pump' has cells that are no numbers"),
     ],
 )
 def test_a_first_import_needs_a_device_a_target_and_numbers(tmp_path: Path, options: dict[str, str], message: str) -> None:
