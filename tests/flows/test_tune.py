@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from mlflow import MlflowClient
 
@@ -178,14 +179,22 @@ def test_devices_that_do_not_validate(
 def test_a_device_with_fewer_rows_than_it_may_tell_of_does_not_validate(
     server: Orchestrator, home: Path, fleet: Callable[..., Dataset]
 ) -> None:
-    dataset = fleet(validation=2)
+    dataset = fleet(validation=4)
     contract = dataset.path / "dataset.toml"
-    contract.write_text(re.sub(r"rows = 1\b", "rows = 3", contract.read_text(), count=1))
+    contract.write_text(re.sub(r"^rows = 1$", "rows = 4", contract.read_text(), flags=re.MULTILINE))
+    part = dataset.path / "device=b/part-0.parquet"
+    frame = pl.read_parquet(part, hive_partitioning=False)
+    of_part = (pl.col("part") == "validation").cum_sum() == 1
+    frame.with_columns(pl.when(of_part).then(pl.lit("train")).otherwise(pl.col("part")).alias("part")).write_parquet(part)
     config = TuneConfig(dataset="small", grid={"alpha": [0.1, 0.2]}, rounds=2)
-    refusal = tune(config, run_id="run", return_state=True).result(raise_on_failure=False)
+    result = search(home, config)
+    assert (result["outcome"], result["devices_missing"], result["devices_validated"]) == ("completed", [], 4)
+
+    contract.write_text(re.sub(r"^rows = 4$", "rows = 5", contract.read_text(), flags=re.MULTILINE))
+    refusal = tune(config, run_id="other", return_state=True).result(raise_on_failure=False)
     assert isinstance(refusal, Misuse)
-    assert str(refusal).startswith("no device of data set 'small' has 3 validation rows or more ([disclosure] rows) to score on")
-    assert not (home / "runs").exists()
+    assert str(refusal).startswith("no device of data set 'small' has 5 validation rows or more ([disclosure] rows) to score on")
+    assert not (home / "runs/other").exists()
 
 
 @pytest.mark.slow
