@@ -255,7 +255,7 @@ def test_the_exchange_counts_among_the_bytes(server: Orchestrator, home: Path, c
 
 
 def test_the_table_of_devices_has_their_gaps(server: Orchestrator, home: Path, clinics: Callable[..., Dataset]) -> None:
-    dataset = clinics(disclosure={"parameters": 1})
+    dataset = clinics(disclosure={"parameters": 5}, missing={"policy": "drop"})
     spoil(dataset, lambda rows: rows.with_columns(drug=pl.when(pl.int_range(pl.len()) < 2).then(None).otherwise("drug")))
     run(home, read_config({"dataset": "clinics", "rounds": 1}))
     table = pq.read_table(home / "runs/run/results/devices.parquet").to_pydict()
