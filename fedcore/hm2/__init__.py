@@ -1,0 +1,9 @@
+"""HM2: devices' coefficients as draws from a distribution with hyper-parameters phi, whose posterior they learn together by federated
+expectation propagation.
+
+- `natural`: normal distributions over phi by their natural parameters, which sites add up in.
+- `hierarchy`: what a hierarchical model offers to the algorithm, whichever it is.
+- `gaussian`, `isotropic`, `penalised`: the models.
+- `algorithm`: the rounds.
+- `coefficients`: what is known of a device's coefficients.
+"""

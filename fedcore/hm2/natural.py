@@ -1,0 +1,101 @@
+"""Normal distributions by their natural parameters: shift r = Q m and precision Q, for which products are sums.
+
+A factor need not be a distribution, so Q may be indefinite, or zero. It is held as its packed lower triangle: were a full matrix sent and
+added, its antisymmetric part, which is rounding alone, would grow from round to round.
+
+All functions work on one set of parameters, or on any number of them with leading axes, and none depends on the others.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedcore.rows import Booleans, Floats
+from fedcore.semidefinite import packed, symmetric
+
+LOG_2PI = float(np.log(2.0 * np.pi))
+
+
+class NaturalParams(NamedTuple):
+    """exp(r'phi - phi'Q phi / 2), with phi of length m.
+
+    Attributes
+    ----------
+    shift
+        r, shape (..., m).
+    precision
+        Q, packed: shape (..., m (m + 1) / 2).
+    """
+
+    shift: Floats
+    precision: Floats
+
+    @property
+    def matrix(self) -> Floats:
+        """Q, shape (..., m, m)."""
+        return symmetric(self.precision, self.shift.shape[-1])
+
+    def plus(self, other: NaturalParams, times: float = 1.0) -> NaturalParams:
+        """The product with another factor raised to the power `times`."""
+        return NaturalParams(self.shift + times * other.shift, self.precision + times * other.precision)
+
+    def minus(self, other: NaturalParams) -> NaturalParams:
+        """The quotient by another factor."""
+        return NaturalParams(self.shift - other.shift, self.precision - other.precision)
+
+    def total(self) -> NaturalParams:
+        """The product over the first axis."""
+        return NaturalParams(self.shift.sum(axis=0), self.precision.sum(axis=0))
+
+
+class Moments(NamedTuple):
+    """Mean, shape (..., m), and covariance, shape (..., m, m), of normal distributions, and whether each is one, shape (...).
+
+    Where `proper` is false the others are finite but mean nothing.
+    """
+
+    mean: Floats
+    covariance: Floats
+    proper: Booleans
+
+
+def flat(m: int) -> NaturalParams:
+    """The factor 1."""
+    return NaturalParams(np.zeros(m), np.zeros(m * (m + 1) // 2))
+
+
+def natural(mean: Floats, matrix: Floats) -> NaturalParams:
+    """Of a mean, shape (..., m), and a precision matrix, shape (..., m, m), which is symmetrised."""
+    symmetrised = 0.5 * (matrix + matrix.swapaxes(-1, -2))
+    return NaturalParams((symmetrised @ mean[..., None])[..., 0], packed(symmetrised))
+
+
+def moments(params: NaturalParams) -> Moments:
+    """Mean and covariance, by an eigendecomposition of Q with a unit diagonal."""
+    covariance, proper = inverse(params.matrix)
+    return Moments((covariance @ params.shift[..., None])[..., 0], covariance, proper)
+
+
+def inverse(matrices: Floats) -> tuple[Floats, Booleans]:
+    """Inverses of symmetric matrices, shape (..., m, m), and whether each is finite and positive definite, shape (...); where it is not,
+    the identity stands for its inverse."""
+    identity = np.eye(matrices.shape[-1])
+    diagonal = np.diagonal(matrices, axis1=-2, axis2=-1)
+    sound = np.asarray(np.isfinite(matrices).all(axis=(-1, -2)) & (diagonal > 0).all(axis=-1))
+    scale = 1.0 / np.sqrt(np.where(sound[..., None], diagonal, 1.0))
+    unit = np.where(sound[..., None, None], matrices * scale[..., :, None] * scale[..., None, :], identity)
+    values, vectors = np.linalg.eigh(unit)
+    proper = sound & (values[..., 0] > 0)
+    root = scale[..., :, None] * vectors / np.sqrt(np.where(proper[..., None], values, 1.0))[..., None, :]
+    return np.where(proper[..., None, None], root @ root.swapaxes(-1, -2), identity), proper
+
+
+def log_partition(params: NaturalParams) -> Floats:
+    """log of the integral of exp(r'phi - phi'Q phi / 2), shape (...); NaN where Q is not positive definite."""
+    found = moments(params)
+    with np.errstate(invalid="ignore"):
+        _, logdet = np.linalg.slogdet(np.where(found.proper[..., None, None], params.matrix, np.eye(params.shift.shape[-1])))
+    value = 0.5 * ((params.shift * found.mean).sum(axis=-1) - logdet + params.shift.shape[-1] * LOG_2PI)
+    return np.where(found.proper, value, np.nan)
