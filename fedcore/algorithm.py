@@ -97,8 +97,8 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
     Attributes
     ----------
     SEARCH
-        Options that are worth tuning, each with values from the simplest one on; every combination of them is valid. Steps are not among
-        them: they are the local budget, which algorithms are compared at.
+        Options that are worth tuning, each with its default first; every combination of them is valid. Steps and batch are not
+        among them: they are the local budget, which algorithms are compared at.
 
     Raises
     ------

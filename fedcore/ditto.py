@@ -21,9 +21,9 @@ a baseline in Yue, Al Kontar and Estrada Gomez, "Federated Data Analytics: A Stu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -78,6 +78,8 @@ class Ditto(GlobalModel, BatchedAlgorithm[Server, Device, Down, Up]):
     personal_steps
         Steps a round on the personal model; "steps" takes as many as on the global one.
     """
+
+    SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {"eta": ("safe", 0.1), "penalty": (0.1, 0.3, 1.0, 3.0, 0.03)}
 
     penalty: float = 0.1
     personal_steps: int | Literal["steps"] = "steps"

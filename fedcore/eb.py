@@ -25,9 +25,9 @@ Liu, Rubin and Wu (1998) for parameter expansion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -156,6 +156,8 @@ class Eb(BatchedAlgorithm[Server, Device, Any, Any]):
         The run has converged once a round changes the log likelihood by less than this, in nats; all devices must have answered it
         and the one before.
     """
+
+    SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {"covariance": ("full", "diagonal", "isotropic"), "mean": ("free", "zero")}
 
     covariance: Literal["full", "diagonal", "isotropic"] = "full"
     mean: Literal["free", "zero"] = "free"

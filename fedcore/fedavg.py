@@ -16,9 +16,9 @@ Linear Models", section 6.2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -134,6 +134,8 @@ class GlobalModel(LocalSteps):
 @dataclass(frozen=True)
 class FedAvg(GlobalModel, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
     """One global model for all devices, the average of their local steps."""
+
+    SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {"weights": ("rows", "equal"), "eta": ("safe", 0.1, 0.03, 0.01, 0.003)}
 
     def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[LocalProblem]:
         return Stacked(self.prepare(datas), len(datas))

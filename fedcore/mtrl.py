@@ -20,9 +20,9 @@ and 2.3, with strength for their second regularisation parameter and without the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -83,6 +83,8 @@ class Mtrl(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         The run has converged once Theta's relative change (Frobenius norm) is below this in a round that every device
         answered.
     """
+
+    SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {"eta": ("safe", 0.1), "strength": (1.0, 3.0, 0.3, 10.0, 0.1)}
 
     strength: float = 1.0
     floor: float = 1e-3

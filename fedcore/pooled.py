@@ -24,9 +24,9 @@ Source: stacked QR as in Golub and Van Loan, "Matrix Computations", chapter 5 (l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
@@ -100,6 +100,8 @@ class Pooled(BatchedAlgorithm[Server, Device, Down, Up]):
     penalty
         alpha, at least 0, in the squared units of the features: weighs |theta|^2 beside the sum of squared errors.
     """
+
+    SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {"penalty": (0.0, 0.1, 1.0, 10.0, 100.0)}
 
     penalty: float = 0.0
 
