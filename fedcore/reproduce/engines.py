@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcore.ditto import Ditto
+from fedcore.eb import Eb
 from fedcore.fedavg import FedAvg
 from fedcore.hm1 import Hm1
 from fedcore.reproduce.limits import least_squares
@@ -36,6 +37,7 @@ METHODS = (
     Method(EXPLICIT, [Hm1(eta=eta, steps=STEPS, alpha=ALPHA, shrinkage="explicit") for eta in RATES], "HM1"),
     Method(PROXIMAL, [Hm1(eta=eta, steps=STEPS, alpha=ALPHA, prior_rate="tied", floor=0.0) for eta in RATES], "HM1"),
     Method("HM1 calibrated", [Hm1(eta=eta, steps=STEPS, alpha=ALPHA) for eta in RATES]),
+    Method("EB", [Eb()]),
     Method(SEPARATE, [Separate(eta=eta, steps=STEPS) for eta in RATES], "Separate"),
     Method(FEDAVG, [FedAvg(eta=eta, steps=STEPS, weights="equal") for eta in RATES], "FedAvg"),
     Method(DITTO, [Ditto(eta=eta, steps=STEPS, weights="equal", penalty=each) for eta in RATES for each in PENALTIES], "Ditto"),
@@ -66,6 +68,7 @@ CONVENTIONS = (
     "HM1 explicit is the paper's step: prior rate tied to the learning rate, no floor. HM1 proximal takes the same step in its"
     " implicit form, which is stable, and is held against the paper's HM1 too. HM1 calibrated has fedlin's default prior rate and"
     " floor.",
+    "EB is empirical Bayes: coefficients of engines are draws from one normal distribution. It has fedlin's defaults, and no local steps.",
     "OLS is each engine's own least squares of degree 4; training mean predicts the mean of an engine's own training rows.",
 )
 

@@ -45,8 +45,8 @@ class Path(NamedTuple):
     Attributes
     ----------
     thetas
-        Coefficients after each round that was followed, and after the last, shape (K, d) each, devices in the order of their ids. A
-        round in which the run diverged is none of them.
+        Coefficients after each round that was followed, and after the last, shape (K, d) each, devices in the order of their ids. Rounds
+        of a start, and one in which the run diverged, are none of them.
     outcome
         How the run ended.
     """
@@ -94,7 +94,7 @@ def run(algorithm: AnyAlgorithm, fleet: Mapping[str, DeviceData], count: int, se
     outcome = None
     for report in rounds(algorithm, spec, backend, Schedule(rounds=count, seed=seed), RunState.initial(algorithm, spec)):
         outcome = report.outcome
-        if (follow or outcome) and (outcome is None or outcome.ok):
+        if ((follow and report.phase == "main") or outcome) and (outcome is None or outcome.ok):
             thetas.append(np.array(list(backend.finalize(report.state).values())))
     assert outcome is not None
     return Path(thetas, outcome)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedcore.eb import Eb
 from fedcore.hm1 import Hm1
 from fedcore.reproduce.limits import least_squares, oracle_bayes
 from fedcore.reproduce.methods import Method, run, scored, why
@@ -31,6 +32,7 @@ METHODS = (
     Method(EXPLICIT, (Hm1(alpha=0.1, shrinkage="explicit", **STEPS),), "HM1"),
     Method("HM1 proximal", (Hm1(alpha=0.1, prior_rate="tied", floor=0.0, **STEPS),), "HM1"),
     Method("HM1 calibrated", (Hm1(alpha=0.1, **STEPS),)),
+    Method("EB", (Eb(),)),
     Method(SEPARATE, (Separate(**STEPS),), "Separate"),
 )
 
@@ -48,6 +50,8 @@ CONVENTIONS = (
     "HM1 explicit is the paper's step: prior rate tied to the learning rate, no floor. HM1 proximal takes the same step in its"
     " implicit form, which is stable, and is held against the paper's HM1 too. HM1 calibrated has fedlin's default prior rate and"
     " floor.",
+    "EB is empirical Bayes: coefficients of devices are draws from one normal distribution. It has fedlin's defaults, takes no local steps,"
+    " and its start takes one round more than the others have.",
     "Scored are device 1 in Case I, devices 1 to 30 in Case II, and all devices in Cases III and IV.",
     "OLS is each device's own least squares. Oracle Bayes is the posterior mean of all devices together, with Omega and the noise"
     " known: nothing that has to learn them has a smaller mean squared error on average.",
@@ -117,6 +121,8 @@ def simulated_run(case: Case, seed: int) -> SimulatedRun:
         diverged = not outcome.ok and len(thetas) < ROUNDS
         reached[method.label] = Reached(np.nan, failure=why(outcome)) if diverged else _reached(thetas[:ROUNDS][-1], tests)
         errors[method.label] = [_error(theta, fleet.Theta) for theta in thetas]
+        if outcome.ok:  # one that has converged stays where it is
+            errors[method.label] += errors[method.label][-1:] * (case.rounds - len(errors[method.label]))
     limits = (least_squares(rows), oracle_bayes(rows, fleet.Omega, CASES[case.fleet].noise))
     for label, theta in zip(LIMITS, limits, strict=True):
         reached[label], errors[label] = _reached(theta, tests), [_error(theta, fleet.Theta)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcore import Ditto, FedAvg, Hm1, Pooled, Separate, fit
+from fedcore import Ditto, Eb, FedAvg, Hm1, Pooled, Separate, fit
 from fedcore.algorithm import AnyAlgorithm, DeviceResult
 from fedcore.metrics import a_rmse, score
 from fedcore.reproduce import engines, simulations
@@ -27,6 +27,7 @@ ALGORITHMS = [
     Hm1(alpha=0.9, shrinkage="explicit", eta=0.1),  # diverges
     Hm1(batch=4, prior_rate="tied", floor=0.0),
     Pooled(),  # converges in its first round
+    Eb(),  # has a start
 ]
 
 
@@ -36,7 +37,8 @@ def test_a_run_is_fit_to_the_last_bit(algorithm: AnyAlgorithm) -> None:
     path = run(algorithm, fleet, 12, seed=3, follow=True)
     whole = fit(algorithm, fleet, rounds=12, seed=3)
     assert path.outcome == whole.outcome
-    assert len(path.thetas) == len(whole.history) - (not whole.outcome.ok)
+    start = isinstance(algorithm, Eb)
+    assert len(path.thetas) == len(whole.history) - start - (not whole.outcome.ok)
     np.testing.assert_array_equal(path.thetas[-1], list(whole.theta.values()))
     for count, theta in list(enumerate(path.thetas, 1))[:3]:
         np.testing.assert_array_equal(theta, list(fit(algorithm, fleet, rounds=count, seed=3).theta.values()))
@@ -128,7 +130,7 @@ def test_a_table_of_engines(fleet: dict[str, DeviceData]) -> None:
     mean = [np.sqrt(((data.test.y - data.train.y.mean()) ** 2).mean()) for data in fleet.values()]
     assert result["train"]["Training mean"].a_rmse == pytest.approx(np.mean(mean))
     found = engines.tabulated({sensor: [result, result] for sensor in engines.SENSORS}, seed=0)
-    assert [len(table.cells) for table in found.tables] == [4 * 8, 4 * 9]
+    assert [len(table.cells) for table in found.tables] == [4 * 9, 4 * 10]
     assert "train" in found.tables[0].title
     assert "leaking" in found.tables[1].title
     assert len(found.judged) == 40
