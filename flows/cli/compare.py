@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
 from flows.cli import options
 from flows.cli.launch import check_resumed, check_trials, run_flow
-from flows.cli.shown import console, difference, figure, show_end
+from flows.cli.shown import conclude, difference, figure
 from flows.config import checked_config, parse_options
 from flows.searches import CompareConfig, parse_grids
 
@@ -23,15 +24,6 @@ REPORTED = (
     "message",
     "methods",
     "devices_scored",
-    "devices_missing",
-    "wall_s",
-    "round_s",
-    "uplink_bytes",
-    "artifacts",
-    "mlflow_run_id",
-    "flow_run_id",
-    "task_runs",
-    "task_runs_recorded",
 )
 
 
@@ -86,16 +78,10 @@ def command(
         asked = checked_config(CompareConfig, given)
         check_trials(asked, asked.candidates(), asked.parts)
     result = run_flow("compare", asked, resume)
-    if as_json:
-        print(json.dumps({key: result[key] for key in REPORTED}, allow_nan=False), flush=True)
-    else:
-        _show(result)
-    if not result["ok"]:
-        raise typer.Exit(3)
+    conclude(result, REPORTED, _show, as_json=as_json)
 
 
-def _show(result: dict[str, Any]) -> None:
-    out = console()
+def _show(out: Console, result: Mapping[str, Any]) -> None:
     if result["methods"]:
         repeated = result["repeats"] > 1
         spread = ["sd"] if repeated else []
@@ -116,4 +102,3 @@ def _show(result: dict[str, Any]) -> None:
             out.print(f"sd: over {result['repeats']} repeats of the same data, no sampling error; other figures are means over repeats.")
         out.print("hurt: devices worse than with separate by more than 2 standard errors over their own test rows.")
         out.print("rounds: from which on the training error stayed within 1 % of its last value.")
-    show_end(result)

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.filesize import decimal
 
 from fedcore.data.places import Place, place
+
+OF_A_RUN = (
+    "devices_missing",
+    "wall_s",
+    "round_s",
+    "uplink_bytes",
+    "artifacts",
+    "mlflow_run_id",
+    "flow_run_id",
+    "task_runs",
+    "task_runs_recorded",
+)
+"""What `--json` tells of every run."""
 
 
 def console() -> Console:
@@ -17,9 +32,34 @@ def console() -> Console:
     return Console(highlight=False, markup=False)
 
 
-def show_end(result: Mapping[str, Any]) -> None:
+def conclude(
+    result: Mapping[str, Any], reported: Sequence[str], show: Callable[[Console, Mapping[str, Any]], None], *, as_json: bool
+) -> None:
+    """Tell how a run ended, as its last line or with what `show` shows of it, and end with status 3 where its result is not one to use.
+
+    Parameters
+    ----------
+    result
+        `result.json`.
+    reported
+        What the line tells of it.
+    show
+        Shows a command's own part of the result.
+    as_json
+        Whether the line is wanted.
+    """
+    if as_json:
+        print(json.dumps({key: result[key] for key in (*reported, *OF_A_RUN)}, allow_nan=False), flush=True)
+    else:
+        out = console()
+        show(out, result)
+        _show_end(out, result)
+    if not result["ok"]:
+        raise typer.Exit(3)
+
+
+def _show_end(out: Console, result: Mapping[str, Any]) -> None:
     """Who is missing, how the run ended, what it took, and where its results are."""
-    out = console()
     if missing := result["devices_missing"]:
         out.print(f"no result of {len(missing)} devices: {', '.join(missing[:5])}{' and others' if len(missing) > 5 else ''}")
     out.print(f"{result['outcome']} after {result['rounds']} rounds: {result['message']}")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from fedcore.data import fit_fleet, open_dataset
 from flows.cli import options
 from flows.cli.launch import check_resumed, check_writable, of_all, run_flow
-from flows.cli.shown import console, figure, show_end
+from flows.cli.shown import conclude, figure
 from flows.config import TrainConfig, parse_options, read_config
 from flows.workspace import Workspace
 
@@ -24,15 +25,6 @@ REPORTED = (
     "message",
     "a_rmse",
     "a_rmse_separate",
-    "devices_missing",
-    "wall_s",
-    "round_s",
-    "uplink_bytes",
-    "artifacts",
-    "mlflow_run_id",
-    "flow_run_id",
-    "task_runs",
-    "task_runs_recorded",
 )
 
 
@@ -71,12 +63,7 @@ def command(
         settings = read_config(given, config)
         _preflight(settings)
     result = run_flow("train", settings, resume)
-    if as_json:
-        print(json.dumps({key: result[key] for key in REPORTED}, allow_nan=False), flush=True)
-    else:
-        _show(result)
-    if not result["ok"]:
-        raise typer.Exit(3)
+    conclude(result, REPORTED, _show, as_json=as_json)
 
 
 def _preflight(settings: TrainConfig) -> None:
@@ -101,8 +88,7 @@ def _preflight(settings: TrainConfig) -> None:
     of_all(fleet.device_ids, lambda device_id: device_check(fleet.station, device_id))
 
 
-def _show(result: dict[str, Any]) -> None:
-    out = console()
+def _show(out: Console, result: Mapping[str, Any]) -> None:
     if result["devices_scored"]:
         rivals = ["separate"] if result["algorithm"] != "separate" else []
         table = Table("RMSE on the devices' test rows", result["algorithm"], *rivals, *(["change"] if rivals else []))
@@ -115,4 +101,3 @@ def _show(result: dict[str, Any]) -> None:
             out.print(f"better than on its own: {result['devices_better']} of {result['devices_scored']} devices")
     elif result["outcome"] != "quorum_lost":
         out.print("no device has test rows, so there is no A-RMSE: see the contract's split")
-    show_end(result)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from flows.cli import options
 from flows.cli.launch import check_resumed, check_trials, run_flow
-from flows.cli.shown import console, difference, figure, settings, show_end
+from flows.cli.shown import conclude, difference, figure, settings
 from flows.config import checked_config, parse_options
 from flows.searches import TuneConfig, parse_grid
 
@@ -28,15 +29,6 @@ REPORTED = (
     "validation_a_rmse",
     "trials",
     "devices_validated",
-    "devices_missing",
-    "wall_s",
-    "round_s",
-    "uplink_bytes",
-    "artifacts",
-    "mlflow_run_id",
-    "flow_run_id",
-    "task_runs",
-    "task_runs_recorded",
 )
 
 
@@ -90,16 +82,10 @@ def command(
         asked = checked_config(TuneConfig, given)
         check_trials(asked, asked.candidates(), asked.parts)
     result = run_flow("tune", asked, resume)
-    if as_json:
-        print(json.dumps({key: result[key] for key in REPORTED}, allow_nan=False), flush=True)
-    else:
-        _show(result)
-    if not result["ok"]:
-        raise typer.Exit(3)
+    conclude(result, REPORTED, _show, as_json=as_json)
 
 
-def _show(result: dict[str, Any]) -> None:
-    out = console()
+def _show(out: Console, result: Mapping[str, Any]) -> None:
     if trials := result["trials"]:
         table = Table("trial", "settings", "A-RMSE", "above least (SE)", "rounds")
         errors = [float("inf") if row["validation_a_rmse"] is None else row["validation_a_rmse"] for row in trials]
@@ -114,6 +100,5 @@ def _show(result: dict[str, Any]) -> None:
             out.print(f"and {len(trials) - SHOWN} more in trials.csv")
         out.print(f"A-RMSE on the validation rows of {result['devices_validated']} devices; * is chosen, by the rule {result['rule']}.")
         out.print("above least: than the smallest A-RMSE, paired by device, with its standard error over devices.")
-    show_end(result)
     if result["best"]:
         out.print("train with it: fedlin train --config best.toml, which is among the results")
