@@ -161,6 +161,39 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
         """A device's result, from its state after its last receipt."""
         ...
 
+    def newcomer(self, server: Server) -> Down:
+        """What a device outside the fleet is told, with which `finalize` gives it a result from its initial state.
+
+        Raises
+        ------
+        Misuse
+            Where what the fleet has learned is of no use to another device.
+        """
+        raise Misuse(f"{type(self).__name__.lower()} learns nothing that other devices can use: adapt a run of hm2, eb, fedavg or pooled")
+
+    def continued_server(self, server: Server, places: Sequence[int | None], spec: FleetSpec) -> Server:
+        """The server's state of an ended run, to go on with another fleet: what it took of devices that have left is taken back.
+
+        Parameters
+        ----------
+        server
+            Of the ended run.
+        places
+            For each device of the new fleet its number in the old one, None for one that joins.
+        spec
+            The new fleet.
+
+        Raises
+        ------
+        Misuse
+            Where the algorithm cannot go on with another fleet.
+        """
+        raise Misuse(f"a run of {type(self).__name__.lower()} cannot go on with another fleet: train anew, or use hm2")
+
+    def continued_device(self, device: Device, initial: Device) -> Device:
+        """A device's state from its last one in an ended run, accepted by the server, and from the initial one with its rows of now."""
+        raise Misuse(f"a run of {type(self).__name__.lower()} cannot go on with another fleet: train anew, or use hm2")
+
 
 class BatchedAlgorithm(Algorithm[Server, Device, Down, Up], Protocol[Server, Device, Down, Up]):
     """An algorithm written for cohorts, whose single-device steps are cohorts of one.

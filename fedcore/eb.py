@@ -289,6 +289,9 @@ class Eb(BatchedAlgorithm[Server, Device, Any, Any]):
             return Outcome("converged", f"the log likelihood changed by less than {self.tolerance:g} in the last round", ok=True)
         return Continue()
 
+    def newcomer(self, server: Server) -> Any:
+        return self.broadcast(server, 0)
+
     def finalize(self, down: Prior | Empty, device: Device, data: DeviceData) -> DeviceResult:
         if not isinstance(down, Prior):  # the run failed before it had a start
             return DeviceResult(np.zeros(data.train.d))

@@ -150,6 +150,9 @@ class FedAvg(GlobalModel, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
         return self.averaged(server, stacked(ups))
 
+    def newcomer(self, server: Server) -> Down:
+        return self.broadcast(server, 0)
+
     def finalize(self, down: Down, device: LocalProblem, data: DeviceData) -> DeviceResult:
         return DeviceResult(down.theta)
 

@@ -158,6 +158,9 @@ class Pooled(BatchedAlgorithm[Server, Device, Down, Up]):
         which = "" if server.rank == d else f", the one of the least norm, since only {server.rank} of {d} columns are independent"
         return Outcome("converged", f"the coefficients are the exact solution for the rows of all {K} devices{which}", ok=True)
 
+    def newcomer(self, server: Server) -> Down:
+        return self.broadcast(server, 0)
+
     def finalize(self, down: Down, device: Device, data: DeviceData) -> DeviceResult:
         return DeviceResult(down.theta)
 

@@ -8,17 +8,17 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from fedcore.algorithm import AnyAlgorithm, algorithm_class
 from fedcore.errors import Misuse
 from fedcore.rounds import Schedule
 
-C = TypeVar("C", bound="RunConfig")
+C = TypeVar("C", bound="DataConfig")
 
 
-class RunConfig(BaseModel):
-    """What every run is asked for: on what, how long, and by whom.
+class DataConfig(BaseModel):
+    """What every command that leaves a run is asked for: on what, and where it is tracked.
 
     Attributes
     ----------
@@ -26,8 +26,6 @@ class RunConfig(BaseModel):
         Name of a data set.
     target, target_scaling
         In place of the contract's own, where given.
-    rounds, seed, participation, quorum
-        See `fedcore.rounds.Schedule`.
     experiment
         The MLflow experiment, by default the data set's name.
     """
@@ -40,11 +38,22 @@ class RunConfig(BaseModel):
     dataset: str = Field(description="Name of a data set.")
     target: str | None = Field(default=None, description="One of the contract's targets, by default its own.")
     target_scaling: str | None = Field(default=None, description="none, train or own, in place of the contract's.")
+    experiment: str | None = Field(default=None, description="The MLflow experiment, by default the data set's name.")
+
+
+class RunConfig(DataConfig):
+    """What a run of communication rounds is asked for beside.
+
+    Attributes
+    ----------
+    rounds, seed, participation, quorum
+        See `fedcore.rounds.Schedule`.
+    """
+
     rounds: int = Field(default=30, description="The most communication rounds.")
     seed: int = Field(default=0, description="Root of all random numbers.")
     participation: float = Field(default=1.0, description="Share of the fleet drawn each round.")
     quorum: float = Field(default=0.5, description="Share of the drawn devices that must answer.")
-    experiment: str | None = Field(default=None, description="The MLflow experiment, by default the data set's name.")
 
     def build_schedule(self) -> Schedule:
         """Rounds, seed, participation and quorum.
@@ -66,12 +75,23 @@ class TrainConfig(RunConfig):
         Name of an algorithm.
     options
         The algorithm's hyper-parameters by name.
+    parent
+        The run that it goes on from, with its preprocessing; by default none.
+    devices
+        The fleet; by default all devices of the data set.
     """
 
     COMMAND: ClassVar[str] = "train"
 
     algorithm: str = Field(default="hm1", description="Name of an algorithm.")
     options: dict[str, Any] = Field(default_factory=dict, description="The algorithm's hyper-parameters by name.")
+    parent: str | None = Field(default=None, description="The run that this one goes on from.")
+    devices: tuple[str, ...] | None = Field(default=None, description="The fleet; by default all devices of the data set.")
+
+    @field_validator("devices")
+    @classmethod
+    def _sorted(cls, devices: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if devices is None else tuple(sorted(set(devices)))
 
     def build_algorithm(self) -> AnyAlgorithm:
         """The algorithm with its options; see `build_algorithm`."""

@@ -15,6 +15,7 @@ from fedcore.errors import DeviceFailure, Misuse
 from fedcore.messages import nbytes
 from fedcore.rounds import Answers, Call, RunState, Schedule, draw_cohort
 from flows.config import RunConfig
+from flows.parent import Parent
 from tasks.device import DeviceReport, Ground, Station, device_enrol, device_finalize, device_forget, device_summarise, device_update
 from tasks.server import aggregate, fit_preprocessing
 
@@ -46,9 +47,16 @@ class Fleet:
     """
 
     def __init__(
-        self, run_id: str, config: RunConfig, dataset: Dataset, algorithm: AnyAlgorithm, device_ids: Sequence[str] | None = None
+        self,
+        run_id: str,
+        config: RunConfig,
+        dataset: Dataset,
+        algorithm: AnyAlgorithm,
+        device_ids: Sequence[str] | None = None,
+        parent: Parent | None = None,
     ) -> None:
-        """`device_ids`, sorted, are the devices that the run began with; by default all that the data set has.
+        """`device_ids`, sorted, are the devices that the run began with; by default all that the data set has. `parent` is the run that
+        it goes on from.
 
         Raises
         ------
@@ -64,6 +72,7 @@ class Fleet:
         self.exchanged = Exchanged(0, 0)
         self._run_id = run_id
         self._seed = config.seed
+        self._parent = parent
 
     @property
     def spec(self) -> FleetSpec:
@@ -75,8 +84,20 @@ class Fleet:
         """What the device tasks that train share."""
         return Station(self._run_id, self.dataset, self.algorithm, self.spec, self._seed)
 
+    @property
+    def initial_state(self) -> RunState:
+        """The state before the first round.
+
+        Raises
+        ------
+        Misuse
+            Where the algorithm cannot go on with this fleet.
+        """
+        return self._parent.state(self.algorithm, self.spec) if self._parent else RunState.initial(self.algorithm, self.spec)
+
     def preprocess(self) -> None:
-        """Fit what the devices prepare their rows with, where the contract needs it: they summarise, the server joins.
+        """Fit what the devices prepare their rows with, where the contract needs it: they summarise, the server joins. A run that goes on
+        from another one keeps the other's.
 
         Raises
         ------
@@ -84,6 +105,9 @@ class Fleet:
             Where a device cannot (the first one is named), or the fleet's columns do not suit the contract.
         """
         contract = self.dataset.contract
+        if self._parent:
+            self.dataset = self._parent.prepared(self.dataset)
+            return
         if not contract.needs_fit:
             return
         ground = Ground(self._run_id, self.dataset, len(self.device_ids))
@@ -102,20 +126,22 @@ class Fleet:
             Where a device cannot; the first one is named.
         """
         try:
-            return self.from_all(device_enrol)
+            _ = self.initial_state  # where the algorithm cannot go on, no device need be asked
+            earlier = self._parent.earlier(self.device_ids) if self._parent else [None] * len(self.device_ids)
+            return self.from_all(device_enrol, earlier)
         except Misuse:
             self._gather(device_forget.map(unmapped(self.station), list(self.device_ids)), self.device_ids)
             raise
 
-    def from_all(self, task: Task[..., R]) -> list[R]:
-        """What every device answers to a task before the first round.
+    def from_all(self, task: Task[..., R], *more: Any) -> list[R]:
+        """What every device answers to a task before the first round; `more` is what else it takes, one a device.
 
         Raises
         ------
         Misuse
             Where one cannot; the first one is named.
         """
-        return self._from_all(task.map(unmapped(self.station), list(self.device_ids)))
+        return self._from_all(task.map(unmapped(self.station), list(self.device_ids), *more))
 
     def manifest(self, cards: Sequence[DeviceCard]) -> dict[str, Any]:
         """What the run was trained on: names, counts and fingerprints, no rows."""

@@ -24,15 +24,16 @@ from fedcore.data import Dataset, Fitted, open_dataset
 from fedcore.data.places import read_file, write_durably
 from fedcore.errors import Misuse
 from fedcore.rounds import RunState, rounds
-from flows.config import RunConfig
+from flows.config import DataConfig, RunConfig
 from flows.fleet import Fleet
 from flows.orchestrator import Orchestrator
+from flows.parent import Parent
 from flows.progress import SHOWN, run_progress, say
 from flows.workspace import Workspace
 from tasks.checkpoint import Checkpoint, Record, RunFolder, record
 from tasks.tracking.runs import Nested, Tracker
 
-C = TypeVar("C", bound=RunConfig)
+C = TypeVar("C", bound=DataConfig)
 R = TypeVar("R")
 
 TASK_RUNNER: Any = ThreadPoolTaskRunner(max_workers=4)
@@ -44,7 +45,7 @@ def new_run_id() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
-def open_data(config: RunConfig, workspace: Workspace) -> Dataset:
+def open_data(config: DataConfig, workspace: Workspace) -> Dataset:
     """The data set of a run, with the configuration's target.
 
     Raises
@@ -158,7 +159,7 @@ class Run(Generic[C]):
         return Completed(message=outcome.message) if outcome.ok else Failed(message=f"{outcome.name}: {outcome.message}")
 
 
-def reopened(folder: RunFolder, config: RunConfig, dataset: Dataset, algorithm: AnyAlgorithm) -> Fleet:
+def reopened(folder: RunFolder, config: RunConfig, dataset: Dataset, algorithm: AnyAlgorithm, parent: Parent | None = None) -> Fleet:
     """The devices and the preprocessing that a run began with.
 
     Raises
@@ -172,7 +173,7 @@ def reopened(folder: RunFolder, config: RunConfig, dataset: Dataset, algorithm: 
             f"the contract of data set {config.dataset!r} has changed since run {folder.run_id} began: restore it, or start a new run"
         )
     fitted = Fitted.model_validate(manifest["preprocessing"]) if manifest["preprocessing"] else None
-    return Fleet(folder.run_id, config, dataset.with_fitted(fitted), algorithm, [card["device"] for card in manifest["devices"]])
+    return Fleet(folder.run_id, config, dataset.with_fitted(fitted), algorithm, [card["device"] for card in manifest["devices"]], parent)
 
 
 def run_rounds(fleet: Fleet, folder: RunFolder, tracker: Tracker, before: Sequence[Record] = ()) -> Checkpoint:
@@ -185,7 +186,7 @@ def run_rounds(fleet: Fleet, folder: RunFolder, tracker: Tracker, before: Sequen
     before
         Rounds of other folders that the tracker counts first.
     """
-    checkpoint = folder.load() or Checkpoint(RunState.initial(fleet.algorithm, fleet.spec), (), None)
+    checkpoint = folder.load() or Checkpoint(fleet.initial_state, (), None)
     if checkpoint.outcome:
         return checkpoint
     schedule = fleet.schedule

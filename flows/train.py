@@ -9,6 +9,7 @@ from prefect.client.schemas.objects import State
 
 from flows.config import TrainConfig
 from flows.fleet import Fleet
+from flows.parent import Parent
 from flows.running import TASK_RUNNER, Run, at_end, open_data, reopened, run_rounds, scalars, seconds, sent
 from tasks.results import figures, write_results
 
@@ -65,9 +66,10 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
 
 def _fleet(run: Run[TrainConfig]) -> Fleet:
     config, algorithm, dataset = run.config, run.config.build_algorithm(), open_data(run.config, run.workspace)
+    parent = Parent.open(run.workspace, config.parent) if config.parent else None
     if run.folder.exists:
-        return reopened(run.folder, config, dataset, algorithm)
-    fleet = Fleet(run.folder.run_id, config, dataset, algorithm)
+        return reopened(run.folder, config, dataset, algorithm, parent)
+    fleet = Fleet(run.folder.run_id, config, dataset, algorithm, config.devices, parent)
     fleet.preprocess()
     run.create(config.resolved(), fleet.manifest(fleet.enrol()))
     return fleet

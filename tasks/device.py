@@ -21,7 +21,7 @@ from fedcore.data import Dataset, DeviceCard, DeviceSummary
 from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, scored_rows
 from fedcore.data.places import Place, discard, make_folder, read_file, write_durably
 from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, Misuse, PlaceAway
-from fedcore.messages import Broadcast, Reply
+from fedcore.messages import Broadcast, Receipt, Reply
 from fedcore.metrics import Score, score
 from fedcore.posterior import Posterior
 from fedcore.receipts import Memory, settle
@@ -75,6 +75,13 @@ class Station(Ground):
         self.algorithm = algorithm
         self.spec = spec
         self.seed = seed
+
+
+class Earlier(NamedTuple):
+    """A run that a device has taken part in, and what its server last took of the device."""
+
+    run_id: str
+    receipt: Receipt | None
 
 
 class Kept(NamedTuple):
@@ -214,9 +221,12 @@ def device_summarise(ground: Ground, device_id: str) -> DeviceSummary:
 
 @task(name="device-enrol", task_run_name="enrol {device_id}", **device_task)
 @sealed("enrolment")
-def device_enrol(station: Station, device_id: str) -> DeviceCard:
-    """Check a device's partition, compress its rows, and keep its initial state on the device."""
+def device_enrol(station: Station, device_id: str, earlier: Earlier | None) -> DeviceCard:
+    """Check a device's partition, compress its rows, and keep its initial state on the device; or the one that it goes on from."""
     card, device = _initial(station, device_id)
+    if earlier:
+        before = settle(station.algorithm, _recall(station, device_id, earlier.run_id).memory, earlier.receipt)
+        device = station.algorithm.continued_device(before.accepted, device)
     _keep(station, device_id, Kept(device_id, card.sha256, Memory.initial(device)))
     return card
 
@@ -239,12 +249,13 @@ def device_finalize(station: Station, device_id: str, broadcast: Broadcast, draw
     data, kept, memory = settled(station, device_id, broadcast)
     _keep(station, device_id, kept._replace(memory=memory))
     result = station.algorithm.finalize(broadcast.down, memory.accepted, data)
-    alone = _alone(station, device_id, data, drawn)
+    own = alone(station, device_id, data, drawn)
     test = scored_rows(data.test, station.dataset.contract)
-    return DeviceReport(device_id, data.train.n, result.theta, score(result, test), alone, result.posterior)
+    return DeviceReport(device_id, data.train.n, result.theta, score(result, test), own, result.posterior)
 
 
-def _alone(station: Station, device_id: str, data: DeviceData, drawn: Sequence[int]) -> Score:
+def alone(station: Station, device_id: str, data: DeviceData, drawn: Sequence[int]) -> Score:
+    """The score of what a device reaches on its own in these rounds; see `separate_rival`."""
     rival, fleet = separate_rival(station.algorithm), FleetSpec((device_id,), station.spec.d)
     server, device = rival.init_server(fleet), rival.init_device(fleet, data)
     for round_num in drawn:
@@ -267,9 +278,7 @@ def settled(station: Station, device_id: str, broadcast: Broadcast) -> tuple[Dev
     """
     check_cohort(broadcast.devices, station.dataset.contract, f"device={device_id}")
     data, card = station.dataset.loaded(device_id)
-    kept = _recall(station, device_id)
-    if kept.device != device_id:
-        raise DeviceRefusal(f"its folder holds the state of device {kept.device}: give the folders their names back")
+    kept = _recall(station, device_id, station.run_id)
     if kept.fingerprint != card.sha256:
         raise DeviceRefusal("its partition has changed since the run began: start a new run")
     return data, kept, settle(station.algorithm, kept.memory, broadcast.receipt)
@@ -295,11 +304,14 @@ def _keep(station: Station, device_id: str, kept: Kept) -> None:
     write_durably(folder / f"{station.run_id}.npz", dump(kept))
 
 
-def _recall(station: Station, device_id: str) -> Kept:
+def _recall(station: Station, device_id: str, run_id: str) -> Kept:
     try:
-        return load(read_file(station.state_folder(device_id) / f"{station.run_id}.npz"))
+        kept: Kept = load(read_file(station.state_folder(device_id) / f"{run_id}.npz"))
     except PlaceAway:
         raise
     except (Misuse, OSError):
-        refusal = "its state of this run is missing or damaged: restore the device's .fedlin folder, or start a new run"
+        refusal = f"its state of run {run_id} is missing or damaged: restore the device's .fedlin folder, or start a new run"
         raise DeviceRefusal(refusal) from None
+    if kept.device != device_id:
+        raise DeviceRefusal(f"its folder holds the state of device {kept.device}: give the folders their names back")
+    return kept

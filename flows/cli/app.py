@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from fedcore.errors import FedlinError, Misuse
-from flows.cli import compare, data, reproduce, simulate, train, tune
+from flows.cli import adapt, compare, data, reproduce, simulate, train, tune
 
 INTERRUPTED = 130
 
@@ -28,6 +28,8 @@ app.command("simulate")(simulate.command)
 app.command("train")(train.command)
 app.command("tune")(tune.command)
 app.command("compare")(compare.command)
+app.command("adapt")(adapt.adapt)
+app.command("remove")(adapt.remove)
 
 
 @app.callback()

@@ -12,7 +12,7 @@ import typer
 from fedcore.data import Dataset, fit_fleet, open_dataset
 from fedcore.data.places import is_file
 from fedcore.errors import DeviceRefusal, FedlinError, Misuse
-from flows.config import RunConfig
+from flows.config import DataConfig, RunConfig
 from flows.searches import Candidate
 from flows.workspace import Workspace
 
@@ -91,7 +91,7 @@ def check_trials(settings: RunConfig, candidates: Sequence[Candidate], parts: Se
     screened(fleet, of_all(fleet.device_ids, lambda device_id: device_screen.fn(fleet.station, device_id)), parts)
 
 
-def run_flow(command: str, settings: RunConfig | None, resume: str | None) -> dict[str, Any]:
+def run_flow(command: str, settings: DataConfig | None, resume: str | None) -> dict[str, Any]:
     """Run a command's flow, or go on with a run of it, on the user's Prefect server or one of its own; returns `result.json`.
 
     Raises
@@ -135,13 +135,14 @@ def _ended(run_id: str) -> dict[str, Any] | None:
     return result if result["outcome"] != "quorum_lost" and result["tracked"] and "task_runs_recorded" in result else None
 
 
-def _flow_state(command: str, settings: RunConfig | None, run_id: str) -> Any:
+def _flow_state(command: str, settings: DataConfig | None, run_id: str) -> Any:
     """The flow's last state. What Prefect itself raises is about its server: the run has its checkpoint."""
+    from flows.adapt import adapt
     from flows.compare import compare
     from flows.train import train
     from flows.tune import tune
 
-    flows: Mapping[str, Any] = {"train": train, "tune": tune, "compare": compare}
+    flows: Mapping[str, Any] = {"train": train, "tune": tune, "compare": compare, "adapt": adapt}
     try:
         return flows[command](settings, run_id=run_id, return_state=True)
     except Exception as error:

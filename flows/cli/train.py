@@ -58,12 +58,15 @@ def command(
     }
     if resume is not None:
         check_resumed("train", resume, (config, *given.values()))
-        settings = None
+        conclude(run_flow("train", None, resume), REPORTED, _show, as_json=as_json)
     else:
-        settings = read_config(given, config)
-        _preflight(settings)
-    result = run_flow("train", settings, resume)
-    conclude(result, REPORTED, _show, as_json=as_json)
+        carry_out(read_config(given, config), as_json=as_json)
+
+
+def carry_out(settings: TrainConfig, *, as_json: bool) -> None:
+    """Train, and tell how it ended."""
+    _preflight(settings)
+    conclude(run_flow("train", settings, None), REPORTED, _show, as_json=as_json)
 
 
 def _preflight(settings: TrainConfig) -> None:
@@ -82,9 +85,13 @@ def _preflight(settings: TrainConfig) -> None:
     check_writable(dataset)
 
     from flows.fleet import Fleet
+    from flows.parent import Parent
     from tasks.device import device_check
 
-    fleet = Fleet("preflight", settings, dataset.with_fitted(fit_fleet(dataset)), algorithm)
+    parent = Parent.open(workspace, settings.parent) if settings.parent else None
+    prepared = parent.prepared(dataset) if parent else dataset.with_fitted(fit_fleet(dataset))
+    fleet = Fleet("preflight", settings, prepared, algorithm, settings.devices, parent)
+    _ = fleet.initial_state
     of_all(fleet.device_ids, lambda device_id: device_check(fleet.station, device_id))
 
 

@@ -1,0 +1,98 @@
+"""Adaptation: a result for a device outside a run's fleet, from its own rows and what the fleet has learned; the fleet is not asked."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from pydantic import Field
+
+from fedcore.algorithm import FleetSpec, Outcome
+from fedcore.errors import DeviceFailure, Misuse
+from flows.config import DataConfig
+from flows.parent import Parent
+from flows.running import TASK_RUNNER, Run, open_data
+from tasks.adapt import device_adapt
+from tasks.device import DeviceReport, Station
+from tasks.results import figures, write_results
+
+
+class AdaptConfig(DataConfig):
+    """A device, and the run that it learns from.
+
+    Attributes
+    ----------
+    parent
+        The run.
+    device
+        Id of the device, which was not in it.
+    """
+
+    COMMAND: ClassVar[str] = "adapt"
+
+    parent: str = Field(description="The run whose fleet it learns from.")
+    device: str = Field(description="Id of a device that was not in it.")
+
+
+@flow(name="fedlin-adapt", flow_run_name="{run_id}", task_runner=TASK_RUNNER, persist_result=False)
+def adapt(config: AdaptConfig, run_id: str | None = None) -> State[None]:
+    """Adapt what a run has learned to one device.
+
+    Parameters
+    ----------
+    config
+        The device and the run.
+    run_id
+        Name of this run; by default a new one.
+
+    Returns
+    -------
+    State
+        Completed; the figures are in `runs/<run_id>/result.json`.
+
+    Raises
+    ------
+    Misuse
+        Where the device was in the run, its rows do not suit the run or may not be told of, or the run is of no use to it.
+    """
+    run = Run.open(AdaptConfig, config, run_id)
+    parent = Parent.open(run.workspace, config.parent)
+    station, down = _station(run, parent)
+    history = parent.checkpoint.history
+    report = _of_one(station, config.device, down, sum(entry["phase"] == "main" for entry in history))
+    run.create(config.model_dump(mode="json"), {**parent.manifest, "devices": [], "gaps": {}, "adapted": config.device})
+    with run.folder.held():
+        run.start_tracking({**config.model_dump(exclude_none=True), "algorithm": parent.config.algorithm})
+        write_results(
+            run.folder.results,
+            [report],
+            station.dataset.design_names,
+            parent.checkpoint.state.server,
+            device_ids=parent.device_ids,
+            fitted=station.dataset.fitted,
+            gaps={},
+        )
+        learned = f"device {config.device} has a result from its {report.n_train} rows and run {config.parent}"
+        result = {"algorithm": parent.config.algorithm, "rounds": 0, "round_s": None, "uplink_bytes": 0, "downlink_bytes": 0}
+        result |= {"parent": config.parent, "device": config.device, "n_train": report.n_train, "devices_missing": [], **figures([report])}
+        return run.end(Outcome("completed", learned, ok=True), result, uploads=True, task_runs=1, earlier=0.0)
+
+
+def _station(run: Run[AdaptConfig], parent: Parent) -> tuple[Station, Any]:
+    config, algorithm = run.config, parent.config.build_algorithm()
+    if config.device in parent.device_ids:
+        raise Misuse(f"device {config.device} was in run {config.parent}, whose results hold its own: name one that was not")
+    dataset = parent.prepared(open_data(config, run.workspace))
+    spec = FleetSpec(tuple(sorted((*parent.device_ids, config.device))), len(dataset.design_names))
+    down = algorithm.newcomer(parent.checkpoint.state.server)
+    return Station(run.folder.run_id, dataset, algorithm, spec, parent.config.seed), down
+
+
+def _of_one(station: Station, device_id: str, down: Any, rounds: int) -> DeviceReport:
+    future = device_adapt.submit(station, device_id, down, rounds)
+    future.wait()
+    found = future.state.result(raise_on_failure=False)
+    if isinstance(found, DeviceReport):
+        return found
+    raise Misuse(str(found) if isinstance(found, DeviceFailure) else f"device {device_id}: {type(found).__name__}")

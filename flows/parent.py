@@ -1,0 +1,98 @@
+"""An ended run that another one goes on from, or that a device outside its fleet learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedcore.algorithm import AnyAlgorithm, FleetSpec
+from fedcore.data import Contract, Dataset, Fitted
+from fedcore.errors import Misuse
+from fedcore.rounds import RunState
+from flows.config import TrainConfig
+from flows.workspace import Workspace
+from tasks.checkpoint import Checkpoint, RunFolder
+from tasks.device import Earlier
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A run that has ended with a result to use.
+
+    Attributes
+    ----------
+    folder, config
+        Where it is, and what was trained.
+    manifest
+        On what.
+    checkpoint
+        How it ended.
+    """
+
+    folder: RunFolder
+    config: TrainConfig
+    manifest: dict[str, Any]
+    checkpoint: Checkpoint
+
+    @classmethod
+    def open(cls, workspace: Workspace, run_id: str) -> Parent:
+        """The run of this name.
+
+        Raises
+        ------
+        Misuse
+            Where there is none, it is damaged, it was no training, or it has not ended with a result to use.
+        """
+        folder = RunFolder(workspace.runs / run_id)
+        config, manifest, checkpoint = TrainConfig.model_validate(folder.config("train")["given"]), folder.manifest(), folder.load()
+        if checkpoint is None or checkpoint.outcome is None:
+            raise Misuse(f"run {run_id} has not ended: resume it first")
+        if not checkpoint.outcome.ok:
+            raise Misuse(f"run {run_id} ended without a usable result ({checkpoint.outcome.name}): choose another run")
+        return cls(folder, config, manifest, checkpoint)
+
+    @property
+    def device_ids(self) -> tuple[str, ...]:
+        """Its fleet, sorted."""
+        return tuple(card["device"] for card in self.manifest["devices"])
+
+    def prepared(self, dataset: Dataset) -> Dataset:
+        """A data set whose devices prepare their rows as those of this run did.
+
+        Raises
+        ------
+        Misuse
+            Where its design or target is not this run's.
+        """
+        fitted = Fitted.model_validate(self.manifest["preprocessing"]) if self.manifest["preprocessing"] else None
+        mine, its = (_of_design(contract) for contract in (dataset.contract, Contract.model_validate(self.manifest["contract"])))
+        if mine != its:
+            parts = ", ".join(name for name in mine if mine[name] != its[name])
+            whose = f"the contract of data set {dataset.name!r} is not that of run {self.folder.run_id}"
+            raise Misuse(f"{whose}, it differs in {parts}: use the run's own data set")
+        return dataset.with_fitted(fitted)
+
+    def earlier(self, device_ids: Sequence[str]) -> list[Earlier | None]:
+        """What the server of this run last took of each device, None of those that were not in it."""
+        return [None if k is None else Earlier(self.folder.run_id, self.checkpoint.state.receipt(k)) for k in self._places(device_ids)]
+
+    def state(self, algorithm: AnyAlgorithm, spec: FleetSpec) -> RunState:
+        """The state before the first round of a run that goes on from this one.
+
+        Raises
+        ------
+        Misuse
+            Where the algorithm cannot go on with another fleet.
+        """
+        server = algorithm.continued_server(self.checkpoint.state.server, self._places(spec.device_ids), spec)
+        return RunState.initial(algorithm, spec)._replace(server=server)
+
+    def _places(self, device_ids: Sequence[str]) -> list[int | None]:
+        place = {device_id: k for k, device_id in enumerate(self.device_ids)}
+        return [place.get(device_id) for device_id in device_ids]
+
+
+def _of_design(contract: Contract) -> dict[str, Any]:
+    """What makes a device's design rows and targets out of its columns."""
+    return contract.model_dump(mode="json", exclude={"description", "source", "version", "device", "file", "disclosure", "split"})

@@ -1,0 +1,90 @@
+"""Devices that come to a run after it has ended."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from fedcore import Eb, fit
+from fedcore.algorithm import FleetSpec
+from fedcore.data import Dataset, load_fleet
+from flows.cli.app import main
+from flows.config import TrainConfig
+from flows.orchestrator import Orchestrator
+from flows.train import train
+
+
+def trained(home: Path, algorithm: str, devices: tuple[str, ...], **options: object) -> Path:
+    config = TrainConfig(dataset="small", algorithm=algorithm, devices=devices, rounds=40, options=options)
+    train(config, run_id="first", return_state=True)
+    return home / "runs/first"
+
+
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Exit status and the last line."""
+    monkeypatch.setattr(sys, "argv", ["fedlin", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    told = capsys.readouterr()
+    return int(str(end.value.code or 0)), (told.out if not end.value.code else told.err).strip().splitlines()[-1]
+
+
+def test_a_newcomer_gets_its_posterior_from_what_the_fleet_has_learned(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = fleet()
+    first = trained(home, "eb", ("a", "b", "c", "d"), covariance="diagonal")
+    before = {file: file.read_bytes() for file in first.rglob("*") if file.is_file()}
+    status, line = said(monkeypatch, capsys, "adapt", "first", "--device", "e", "--json")
+    assert status == 0
+    told = json.loads(line)
+    assert (told["parent"], told["device"], told["algorithm"], told["outcome"]) == ("first", "e", "eb", "completed")
+    # The fleet's run is as it was, and no device keeps anything of this one.
+    assert {file: file.read_bytes() for file in first.rglob("*") if file.is_file()} == before
+    assert not list((home / "datasets").glob(f"**/{told['run_id']}*"))
+    # What is known in memory: e's posterior under the mean and covariance that the four others have found.
+    datas, algorithm = load_fleet(dataset), Eb(covariance="diagonal")
+    learned = fit(algorithm, {name: datas[name] for name in "abcd"}, rounds=40)
+    spec = FleetSpec(tuple("abcde"), 3)
+    expected = algorithm.finalize(algorithm.newcomer(learned.server), algorithm.init_device(spec, datas["e"]), datas["e"])
+    results = home / "runs" / told["run_id"] / "results"
+    with np.load(results / "theta.npz") as found:
+        assert found["devices"].tolist() == ["e"]
+        np.testing.assert_array_equal(found["Theta"][:, 0], expected.theta)
+    table = pq.read_table(io.BytesIO((results / "devices.parquet").read_bytes())).to_pydict()
+    assert table["rmse_test"] == [told["a_rmse"]]
+    assert table["rmse_separate"] == [told["a_rmse_separate"]]
+
+
+def test_who_cannot_come(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet()
+    trained(home, "hm1", ("a", "b", "c", "d"))
+    refused = {
+        ("adapt", "first", "--device", "d"): "device d was in run first, whose results hold its own: name one that was not",
+        ("adapt", "first", "--device", "e"): "hm1 learns nothing that other devices can use: adapt a run of hm2, eb, fedavg or pooled",
+        ("adapt", "first", "--device", "e", "--join"): "a run of hm1 cannot go on with another fleet: train anew, or use hm2",
+        (
+            "adapt",
+            "first",
+            "--device",
+            "e",
+            "--rounds",
+            "2",
+        ): "--rounds is of a fleet that goes on, and it does with --join only: leave it out",
+        ("adapt", "first", "--device", "d", "--join"): "device d was in run first already: name one that was not",
+        ("adapt", "none", "--device", "e"): f"no run 'none' in {home / 'runs'}: choose one of its folders",
+        ("remove", "first", "--device", "e"): "device e was not in run first, so nothing of it is to be taken out",
+        ("remove", "first", "--device", "d"): "a run of hm1 cannot go on with another fleet: train anew, or use hm2",
+    }
+    for words, reason in refused.items():
+        assert said(monkeypatch, capsys, *words) == (2, f"fedlin: error: {reason}")
+    assert [folder.name for folder in (home / "runs").iterdir()] == ["first"]
