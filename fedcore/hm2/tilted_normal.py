@@ -150,19 +150,18 @@ def _log_mass(side: Side, pull: Floats, shift: Floats) -> Floats:
 
 def _distance(side: Side) -> tuple[Floats, Floats]:
     """Mean and variance of x."""
-    rate = np.minimum(side.rate, FAR)
-    hazard = np.exp(-0.5 * np.minimum(rate, 0.0) ** 2) / side.norm  # 1 / M(c)
-    mean = hazard - rate
-    variance = 1.0 - mean * hazard
+    hazard = np.asarray(np.exp(-0.5 * np.minimum(side.rate, 0.0) ** 2) / side.norm)  # 1 / M(c)
+    mean = np.asarray(hazard - side.rate)
+    variance = np.asarray(1.0 - mean * hazard)
+    far: Booleans = np.asarray(side.rate > FAR)
+    rate = side.rate[far]
     # M(c) = 1 / (c + 1 / (c + 2 / (c + 3 / (c + ...)))).
-    rate = np.maximum(side.rate, FAR)
     q = np.zeros_like(rate)
     for k in range(TERMS, 2, -1):
         q = k / (rate + q)
-    far_mean = 1.0 / (rate + 2.0 / (rate + q))
-    far_variance = (far_mean * far_mean) * ((rate * rate - q * q + 4.0) / (rate + q) ** 2)
-    far = side.rate > FAR
-    return np.where(far, far_mean, mean), np.where(far, far_variance, variance)
+    mean[far] = 1.0 / (rate + 2.0 / (rate + q))
+    variance[far] = mean[far] ** 2 * ((rate * rate - q * q + 4.0) / (rate + q) ** 2)
+    return mean, variance
 
 
 def _mills(x: Floats) -> Floats:
