@@ -6,13 +6,16 @@ Nothing here looks at one unknown at a time: a fleet's are a leading axis.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from fedcore.hm2.tilted_normal import EPSILON, TINY, Side, Tails, TiltedNormal, moments, tails, tilted_normal
 from fedcore.rows import Booleans, Floats
+
+Ints = NDArray[np.intp]
 
 MOST = 400
 """Steps of an inversion: bisection alone takes this many at most."""
@@ -84,8 +87,7 @@ class Mixture:
         return self._intervals(rows, np.full(len(rows), tail), np.full(len(rows), tail)).reshape(*self.shape, 2)
 
     def shortest(self, level: float) -> Floats:
-        """Shortest intervals, shape (*shape, 2), for densities with one mode; for others an interval of this probability that has no shorter
-        one next to it.
+        """Shortest intervals, shape (*shape, 2), for densities with one mode; for others one that has no shorter one next to it.
 
         The density is the same at both ends. The probability below, a share of what is outside, is found by bisection with secants.
         """
@@ -118,25 +120,25 @@ class Mixture:
                 break
         return self._intervals(rows, outside * share, outside * (1.0 - share)).reshape(*self.shape, 2)
 
-    def _intervals(self, rows: Any, below: Floats, above: Floats) -> Floats:
+    def _intervals(self, rows: Ints, below: Floats, above: Floats) -> Floats:
         """Of some unknowns, by the probabilities outside, shape (len(rows), 2)."""
         upper = np.repeat([False, True], len(rows))
         return self._inverted(np.concatenate([rows, rows]), np.concatenate([below, above]), upper).reshape(2, -1).T
 
-    def _rows(self, at: Floats) -> Any:
+    def _rows(self, at: Floats) -> Ints:
         """Which unknown each entry of an array belongs to."""
         return np.broadcast_to(np.arange(len(self.mean)).reshape(self.shape), at.shape).ravel()
 
-    def _tails(self, rows: Any, t: Floats) -> Tails:
+    def _tails(self, rows: Ints, t: Floats) -> Tails:
         return _mixed(self.weight[rows], _taken(self.components, rows), t)
 
-    def _inverted(self, rows: Any, tail: Floats, upper: Booleans) -> Floats:
+    def _inverted(self, rows: Ints, tail: Floats, upper: Booleans) -> Floats:
         """Where the lower tail, or the upper one, has a probability in (0, 1)."""
         size = max(1, BLOCK // self.weight.shape[1])
-        blocks = [slice(i, i + size) for i in range(0, len(rows), size)]
+        blocks = [slice(i, i + size) for i in range(0, max(len(rows), 1), size)]
         return np.concatenate([self._block_inverted(rows[block], tail[block], upper[block]) for block in blocks])
 
-    def _block_inverted(self, rows: Any, tail: Floats, upper: Booleans) -> Floats:
+    def _block_inverted(self, rows: Ints, tail: Floats, upper: Booleans) -> Floats:
         """The same of one block.
 
         Newton's method on the tail's logarithm, which is all but linear far out, in brackets by Cantelli's inequality, that hold for every
@@ -145,41 +147,46 @@ class Mixture:
         sd, sign = np.sqrt(self.variance[rows]), np.where(upper, -1.0, 1.0)
         # All in y = +-(t - mean), so that the wanted tail is the lower one.
         low, high = -sd * np.sqrt((1.0 - tail) / tail), sd * np.sqrt(tail / (1.0 - tail))
-        y = np.clip(sd * ndtri(tail), low, high)
+        start = np.clip(sd * np.asarray(ndtri(tail)), low, high)
         margin = 1e-6 * sd + 8.0 * EPSILON * np.abs(self.mean[rows]) + TINY
-        low, high = low - margin, high + margin
-        center, target = self.mean[rows], np.log(tail)
-        result, gaps = np.empty_like(y), np.full(len(y), np.inf)
-        active = np.arange(len(y))
+        at = _Search(start, low - margin, high + margin, np.full(len(start), np.inf), self.mean[rows], sign, np.log(tail))
+        result, active = np.empty(len(start)), np.arange(len(start))
         weight, components = self.weight[rows], _taken(self.components, rows)
         for _ in range(MOST):
-            t = center + sign * y
+            t = at.center + at.sign * at.y
             found = _mixed(weight, components, t)
-            reached = np.where(sign > 0, found.below, found.above)
+            reached = np.where(at.sign > 0, found.below, found.above)
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                gap = np.log(reached) - target
+                gap = np.log(reached) - at.target
                 step = -gap * reached / found.density
-            low, high = np.where(gap < 0, y, low), np.where(gap < 0, high, y)
-            newton = y + step
-            size = np.abs(gap)
-            stuck = size > 0.5 * gaps
-            sound = (newton >= low) & (newton <= high)
-            moved = np.where(sound & ~stuck, newton, 0.5 * (low + high))
-            rounding = 4.0 * EPSILON * np.abs(t)
-            close = size <= NEAR
-            done = close | (np.abs(moved - y) <= rounding) | (high - low <= rounding + TINY)
-            result[active] = np.where(close & sound, t + sign * step, t)
+            low, high = np.where(gap < 0, at.y, at.low), np.where(gap < 0, at.high, at.y)
+            newton, size = at.y + step, np.abs(gap)
+            sound, stuck = (newton >= low) & (newton <= high), size > 0.5 * at.gap
+            y = np.where(sound & ~stuck, newton, 0.5 * (low + high))
+            close, rounding = size <= NEAR, 4.0 * EPSILON * np.abs(t)
+            done = close | (np.abs(y - at.y) <= rounding) | (high - low <= rounding + TINY)
+            result[active] = np.where(close & sound, t + at.sign * step, t)
             if done.all():
                 break
-            gaps = np.where(stuck, np.inf, size)
-            y = moved
+            at = at._replace(y=y, low=low, high=high, gap=np.where(stuck, np.inf, size))
             if done.any():
-                keep = ~done
-                active, y, low, high, gaps, center, sign, target = (
-                    each[keep] for each in (active, y, low, high, gaps, center, sign, target)
-                )
-                weight, components = weight[keep], _taken(components, keep)
+                left = ~done
+                active, at = active[left], _Search(*(each[left] for each in at))
+                weight, components = weight[left], _taken(components, left)
         return result
+
+
+class _Search(NamedTuple):
+    """Of the unknowns that an inversion is still after: where it is, between which bounds, the last gap of the tail's logarithm from its
+    target, what turns y into t, and the target."""
+
+    y: Floats
+    low: Floats
+    high: Floats
+    gap: Floats
+    center: Floats
+    sign: Floats
+    target: Floats
 
 
 def _components_last(array: Floats) -> Floats:
@@ -187,7 +194,7 @@ def _components_last(array: Floats) -> Floats:
     return np.ascontiguousarray(array.swapaxes(-1, -2)).reshape(-1, array.shape[-2])
 
 
-def _taken(law: TiltedNormal, rows: Any) -> TiltedNormal:
+def _taken(law: TiltedNormal, rows: Ints | Booleans) -> TiltedNormal:
     right, left = (Side(*(each[rows] for each in side)) for side in (law.right, law.left))
     return TiltedNormal(law.mean[rows], law.sd[rows], law.pull[rows], right, left)
 
