@@ -33,9 +33,9 @@ def write_results(
     """Write `theta.npz`, `server.npz`, `devices.parquet`; where the algorithm has posteriors `posterior.npz` and `posteriors.parquet`,
     with the table's column `theta_sd`; and, where the data were prepared by it, `preprocessing.json`.
 
-    `posterior.npz` holds posteriors as they are where they are normal. Mixtures of normal distributions, whose components differ in number, it
-    holds by `mean`, `covariance` (of the joint distribution as a whole) and `noise` (its mean). `posteriors.parquet` has a row for each
-    device and coefficient: see `posterior_table`.
+    `posterior.npz` holds posteriors as they are where they are normal. Mixtures, whose components differ in number, it holds by `mean`,
+    `covariance` (of the joint distribution as a whole) and `noise` (its mean). `posteriors.parquet` has a row for each device and
+    coefficient: see `posterior_table`.
 
     Parameters
     ----------

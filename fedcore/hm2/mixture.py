@@ -145,15 +145,17 @@ class Mixture:
         distribution; by bisection where Newton leaves them or gains little.
         """
         sd, sign = np.sqrt(self.variance[rows]), np.where(upper, -1.0, 1.0)
-        # All in y = +-(t - mean), so that the wanted tail is the lower one.
-        low, high = -sd * np.sqrt((1.0 - tail) / tail), sd * np.sqrt(tail / (1.0 - tail))
-        start = np.clip(sd * np.asarray(ndtri(tail)), low, high)
-        margin = 1e-6 * sd + 8.0 * EPSILON * np.abs(self.mean[rows]) + TINY
-        at = _Search(start, low - margin, high + margin, np.full(len(start), np.inf), self.mean[rows], sign, np.log(tail))
+        # All in y = +-t, so that the wanted tail is the lower one. Not in the distance from the mean: near zero there can be mass within
+        # less than its rounding.
+        center = sign * self.mean[rows]
+        low, high = center - sd * np.sqrt((1.0 - tail) / tail), center + sd * np.sqrt(tail / (1.0 - tail))
+        start = np.clip(center + sd * np.asarray(ndtri(tail)), low, high)
+        margin = 1e-6 * sd + 8.0 * EPSILON * np.abs(center) + TINY
+        at = _Search(start, low - margin, high + margin, np.full(len(start), np.inf), sign, np.log(tail))
         result, active = np.empty(len(start)), np.arange(len(start))
         weight, components = self.weight[rows], _taken(self.components, rows)
         for _ in range(MOST):
-            t = at.center + at.sign * at.y
+            t = at.sign * at.y
             found = _mixed(weight, components, t)
             reached = np.where(at.sign > 0, found.below, found.above)
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -178,13 +180,12 @@ class Mixture:
 
 class _Search(NamedTuple):
     """Of the unknowns that an inversion is still after: where it is, between which bounds, the last gap of the tail's logarithm from its
-    target, what turns y into t, and the target."""
+    target, the sign that turns y into t, and the target."""
 
     y: Floats
     low: Floats
     high: Floats
     gap: Floats
-    center: Floats
     sign: Floats
     target: Floats
 
