@@ -9,7 +9,17 @@ from fedcore.fit import FitResult, fit
 from fedcore.hm1 import Hm1
 from fedcore.mtrl import Mtrl
 from fedcore.pooled import Pooled
-from fedcore.posterior import Posterior, coefficient_intervals, coefficient_tests, combination_tests, prediction_intervals
+from fedcore.posterior import (
+    Posterior,
+    coefficient_draws,
+    coefficient_intervals,
+    coefficient_summary,
+    coefficient_tests,
+    combination_intervals,
+    combination_tests,
+    draws,
+    prediction_intervals,
+)
 from fedcore.rows import DeviceData, Rows
 from fedcore.separate import Separate
 
@@ -30,9 +40,13 @@ __all__ = [
     "Posterior",
     "Rows",
     "Separate",
+    "coefficient_draws",
     "coefficient_intervals",
+    "coefficient_summary",
     "coefficient_tests",
+    "combination_intervals",
     "combination_tests",
+    "draws",
     "fit",
     "prediction_intervals",
 ]

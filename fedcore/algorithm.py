@@ -16,7 +16,7 @@ from numpy.random import Generator
 
 from fedcore.errors import Misuse
 from fedcore.messages import DeviceInfo
-from fedcore.posterior import Posterior
+from fedcore.posterior import AnyPosterior
 from fedcore.rows import DeviceData, Floats
 
 
@@ -64,7 +64,7 @@ class DeviceResult(NamedTuple):
     """What a device ends a run with: its coefficients, shape (d,), and their posterior where the algorithm has one."""
 
     theta: Floats
-    posterior: Posterior | None = None
+    posterior: AnyPosterior | None = None
 
 
 Server = TypeVar("Server")

@@ -9,7 +9,7 @@ from typing import Any
 from fedcore.algorithm import Aggregated, AnyAlgorithm, DeviceResult, FleetSpec, Outcome, algorithm_class
 from fedcore.errors import DataError, Misuse
 from fedcore.messages import take
-from fedcore.posterior import Posterior
+from fedcore.posterior import AnyPosterior
 from fedcore.receipts import Memory, settle
 from fedcore.rounds import Answers, Call, DeviceRngs, RunState, Schedule, rounds
 from fedcore.rows import DeviceData, Floats
@@ -37,7 +37,7 @@ class FitResult:
     server: Any
     history: tuple[dict[str, float], ...]
     outcome: Outcome
-    posterior: dict[str, Posterior]
+    posterior: dict[str, AnyPosterior]
 
 
 def fit(

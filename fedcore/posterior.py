@@ -1,27 +1,32 @@
-"""What is known of a device's coefficients: intervals, tests and predictions from their posterior.
+"""What is known of a device's coefficients: intervals, tests, predictions and draws from their posterior, whichever algorithm it is of.
 
-All of it takes the fleet's mean and covariance as known, at their estimates. So it leaves out what is uncertain about these: little
-with many devices, and much with a handful, where the intervals are too narrow.
+`eb`'s is a `Posterior`, one normal distribution. It takes the fleet's mean and covariance as known, at their estimates, and so leaves
+out what is uncertain about these: little with many devices, and much with a handful, where the intervals are too narrow. HM2's are
+`Coefficients`, mixtures over what is uncertain about the fleet.
 
-`reference` names the distribution of (estimate - truth) / sd. "normal" is the posterior as it stands, and takes the noise variance as
-known too: use it where many devices share one. "t" takes the noise variance for an estimate with `freedom` degrees of freedom: use it
-where a device has a noise variance of its own. It is exact least-squares inference where the fleet tells nothing about a device, and
-elsewhere wider than it need be, as the noise variance scales only a part of the posterior's.
+`reference` names the distribution of (estimate - truth) / sd. "normal" is the posterior as it stands; for `eb`'s it takes the noise
+variance as known too: use it where many devices share one. "t" takes `eb`'s noise variance for an estimate with `freedom` degrees of
+freedom: use it where a device has a noise variance of its own. It is exact least-squares inference where the fleet tells nothing about
+a device, and elsewhere wider than it need be, as the noise variance scales only a part of the posterior's. HM2's posteriors are only
+asked as they stand.
 
-Coefficients covered at nominally 90 %, with 200 devices of 4 coefficients: shared noise, 12 or 30 rows a device, "normal" .90; own noise,
-12 rows, "normal" .86 and "t" .90; own noise, 6 rows, .81 and .94.
+Coefficients covered by `eb` at nominally 90 %, with 200 devices of 4 coefficients: shared noise, 12 or 30 rows a device, "normal" .90; own
+noise, 12 rows, "normal" .86 and "t" .90; own noise, 6 rows, .81 and .94.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
+from numpy.random import Generator
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from fedcore.errors import Misuse
-from fedcore.options import choice, number
-from fedcore.rows import Floats
+from fedcore.hm2.coefficients import Coefficients
+from fedcore.options import choice, number, whole
+from fedcore.rows import Booleans, Floats
+from fedcore.semidefinite import factor
 
 Reference = Literal["normal", "t"]
 
@@ -52,6 +57,10 @@ class Posterior(NamedTuple):
         return np.sqrt(self.covariance.diagonal())
 
 
+AnyPosterior = Posterior | Coefficients
+"""A device's posterior; both have `mean` and `sd`, shape (d,)."""
+
+
 class Tested(NamedTuple):
     """Two-sided tests; each field has one entry a hypothesis.
 
@@ -62,17 +71,46 @@ class Tested(NamedTuple):
     statistic
         (estimate - value) / sd.
     p
-        Probability of a statistic at least as far from zero, were the value true.
+        Twice the smaller one of the posterior probabilities that it is below and above the value. For `eb`'s posterior that is the
+        probability of a statistic at least as far from zero, were the value true.
+    above
+        Posterior probability that it is above the value.
     """
 
     estimate: Floats
     sd: Floats
     statistic: Floats
     p: Floats
+    above: Floats
 
 
-def coefficient_intervals(posterior: Posterior, level: float = 0.9, *, reference: Reference = "normal") -> Floats:
-    """Equal-tailed intervals of the coefficients.
+class Summary(NamedTuple):
+    """A device's coefficients one by one, each field of shape (d,).
+
+    Attributes
+    ----------
+    mean, sd
+        Of the posterior.
+    lower, upper
+        Ends of the equal-tailed interval.
+    p_positive
+        Posterior probability that the coefficient is above zero.
+    included
+        Whether the interval leaves out zero.
+    """
+
+    mean: Floats
+    sd: Floats
+    lower: Floats
+    upper: Floats
+    p_positive: Floats
+    included: Booleans
+
+
+def coefficient_intervals(
+    posterior: AnyPosterior, level: float = 0.9, *, reference: Reference = "normal", shortest: bool = False
+) -> Floats:
+    """Intervals of the coefficients.
 
     Parameters
     ----------
@@ -82,6 +120,8 @@ def coefficient_intervals(posterior: Posterior, level: float = 0.9, *, reference
         Probability in (0, 1) that an interval covers its coefficient.
     reference
         See the module.
+    shortest
+        Instead of equal-tailed intervals the shortest ones, of highest posterior density; the same where that is symmetric, as for `eb`.
 
     Returns
     -------
@@ -91,13 +131,42 @@ def coefficient_intervals(posterior: Posterior, level: float = 0.9, *, reference
     Raises
     ------
     Misuse
-        Where the level is out of bounds, or "t" is asked for without residual degrees of freedom.
+        Where the level is out of bounds, or "t" is asked for without residual degrees of freedom or of HM2's posterior.
     """
-    return _intervals(posterior, posterior.mean, posterior.sd, level, reference)
+    return _intervals(_coefficients(posterior, reference), level, shortest)
 
 
-def prediction_intervals(posterior: Posterior, X: Floats, level: float = 0.9, *, reference: Reference = "normal") -> Floats:
-    """Equal-tailed intervals of the targets of new rows, their noise included.
+def combination_intervals(
+    posterior: AnyPosterior, combinations: Floats, level: float = 0.9, *, reference: Reference = "normal", shortest: bool = False
+) -> Floats:
+    """Intervals of linear combinations of the coefficients.
+
+    Parameters
+    ----------
+    posterior
+        Of one device.
+    combinations
+        One combination a row, shape (q, d).
+    level, reference, shortest
+        As for `coefficient_intervals`.
+
+    Returns
+    -------
+    Floats
+        Lower and upper ends, shape (q, 2).
+
+    Raises
+    ------
+    Misuse
+        As `coefficient_intervals` does, or where the combinations have another shape.
+    """
+    return _intervals(_combinations(posterior, combinations, "combinations", reference), level, shortest)
+
+
+def prediction_intervals(
+    posterior: AnyPosterior, X: Floats, level: float = 0.9, *, reference: Reference = "normal", shortest: bool = False
+) -> Floats:
+    """Intervals of the targets of new rows, their noise included.
 
     Parameters
     ----------
@@ -105,7 +174,7 @@ def prediction_intervals(posterior: Posterior, X: Floats, level: float = 0.9, *,
         Of the device that the rows belong to.
     X
         New design rows, shape (n, d).
-    level, reference
+    level, reference, shortest
         As for `coefficient_intervals`.
 
     Returns
@@ -118,23 +187,21 @@ def prediction_intervals(posterior: Posterior, X: Floats, level: float = 0.9, *,
     Misuse
         As `coefficient_intervals` does, or where X has another shape.
     """
-    rows = _rows(posterior, X, "X of new rows")
-    sd = np.sqrt(_variances(posterior, rows) + posterior.noise)
-    return _intervals(posterior, rows @ posterior.mean, sd, level, reference)
+    return _intervals(_combinations(posterior, X, "X of new rows", reference, noisy=True), level, shortest)
 
 
-def coefficient_tests(posterior: Posterior, *, reference: Reference = "normal") -> Tested:
+def coefficient_tests(posterior: AnyPosterior, *, reference: Reference = "normal") -> Tested:
     """Test each coefficient against zero; d hypotheses.
 
     Raises
     ------
     Misuse
-        Where "t" is asked for without residual degrees of freedom.
+        Where "t" is asked for without residual degrees of freedom or of HM2's posterior.
     """
-    return combination_tests(posterior, np.eye(len(posterior.mean)), reference=reference)
+    return _tested(_coefficients(posterior, reference), 0.0)
 
 
-def combination_tests(posterior: Posterior, combinations: Floats, value: float = 0.0, *, reference: Reference = "normal") -> Tested:
+def combination_tests(posterior: AnyPosterior, combinations: Floats, value: float = 0.0, *, reference: Reference = "normal") -> Tested:
     """Test linear combinations of the coefficients against a value.
 
     Parameters
@@ -151,38 +218,133 @@ def combination_tests(posterior: Posterior, combinations: Floats, value: float =
     Raises
     ------
     Misuse
-        Where the combinations have another shape, or "t" is asked for without residual degrees of freedom.
+        Where the combinations have another shape, or "t" is asked for without residual degrees of freedom or of HM2's posterior.
     """
-    rows = _rows(posterior, combinations, "combinations")
-    _check(posterior, reference)
-    estimate, sd = rows @ posterior.mean, np.sqrt(_variances(posterior, rows))
-    with np.errstate(divide="ignore", invalid="ignore"):  # without spread only the estimate itself is possible
-        statistic = np.where(estimate == value, 0.0, (estimate - value) / sd)
-    tail = -np.abs(statistic)
-    p: Floats = 2.0 * np.asarray(ndtr(tail) if reference == "normal" else stdtr(posterior.freedom, tail), dtype=np.float64)
-    return Tested(estimate, sd, statistic, p)
+    return _tested(_combinations(posterior, combinations, "combinations", reference), value)
 
 
-def _intervals(posterior: Posterior, center: Floats, sd: Floats, level: float, reference: Reference) -> Floats:
+def coefficient_summary(posterior: AnyPosterior, level: float = 0.9, *, reference: Reference = "normal") -> Summary:
+    """The coefficients one by one: estimates, equal-tailed intervals and which of these leave out zero.
+
+    Raises
+    ------
+    Misuse
+        As `coefficient_intervals` does.
+    """
+    law = _coefficients(posterior, reference)
+    lower, upper = _intervals(law, level, shortest=False).T
+    return Summary(law.mean, np.sqrt(law.variance), lower, upper, law.tails(0.0)[1], (lower > 0) | (upper < 0))
+
+
+def draws(posterior: AnyPosterior, n: int, rng: Generator) -> Floats:
+    """Random draws of all coefficients at once, shape (n, d).
+
+    They are of the joint distribution: for combinations of coefficients. HM2's, where its prior has a kink, approximates the single
+    coefficients', of which `coefficient_draws` are exact.
+
+    Raises
+    ------
+    Misuse
+        Where n is not a whole number from 1 on.
+    """
+    whole("n", n, 1, 1_000_000_000)
+    d = len(posterior.mean)
+    if isinstance(posterior, Posterior):
+        return posterior.mean + rng.standard_normal((n, d)) @ factor(posterior.covariance).T
+    joint = posterior.joint
+    component = rng.choice(len(joint.weight), size=n, p=joint.weight / joint.weight.sum())
+    factors = np.array([factor(each) for each in joint.covariance])
+    return joint.mean[component] + np.einsum("nab,nb->na", factors[component], rng.standard_normal((n, d)))
+
+
+def coefficient_draws(posterior: AnyPosterior, n: int, rng: Generator) -> Floats:
+    """Random draws of each coefficient for itself, shape (n, d): each column follows its coefficient's posterior, and none depends on
+    another.
+
+    Raises
+    ------
+    Misuse
+        Where n is not a whole number from 1 on.
+    """
+    whole("n", n, 1, 1_000_000_000)
+    uniform = (rng.integers(2**52, size=(n, len(posterior.mean))) + 0.5) / 2**52  # never 0 or 1
+    return _coefficients(posterior, "normal").quantiles(uniform)
+
+
+class _Law(Protocol):
+    """The distribution of q unknowns; what `Mixture` offers."""
+
+    @property
+    def mean(self) -> Floats: ...
+    @property
+    def variance(self) -> Floats: ...
+    def tails(self, t: Floats | float) -> tuple[Floats, ...]: ...
+    def quantiles(self, below: Floats | float) -> Floats: ...
+    def equal_tailed(self, level: float) -> Floats: ...
+    def shortest(self, level: float) -> Floats: ...
+
+
+class _Symmetric(NamedTuple):
+    """Normal distributions or, with degrees of freedom, Student's, moved and scaled: their `variance` is the scale's square then."""
+
+    mean: Floats
+    variance: Floats
+    freedom: float | None
+
+    def tails(self, t: Floats | float) -> tuple[Floats, Floats]:
+        with np.errstate(divide="ignore", invalid="ignore"):  # without spread only the mean itself is possible
+            z = np.where(self.mean == t, 0.0, (t - self.mean) / np.sqrt(self.variance))
+        return self._below(z), self._below(-z)
+
+    def _below(self, z: Floats) -> Floats:
+        return np.asarray(ndtr(z) if self.freedom is None else stdtr(self.freedom, z), dtype=np.float64)
+
+    def quantiles(self, below: Floats | float) -> Floats:
+        z = ndtri(below) if self.freedom is None else stdtrit(self.freedom, below)
+        return self.mean + np.sqrt(self.variance) * z
+
+    def equal_tailed(self, level: float) -> Floats:
+        reach = self.quantiles((1.0 + level) / 2.0) - self.mean
+        return np.stack([self.mean - reach, self.mean + reach], axis=-1)
+
+    def shortest(self, level: float) -> Floats:
+        return self.equal_tailed(level)
+
+
+def _intervals(law: _Law, level: float, shortest: bool) -> Floats:
     number("level", level, 0, 1, above=True, below=True)
+    return law.shortest(level) if shortest else law.equal_tailed(level)
+
+
+def _tested(law: _Law, value: float) -> Tested:
+    below, above = law.tails(value)[:2]
+    sd = np.sqrt(law.variance)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        statistic = np.where(law.mean == value, 0.0, (law.mean - value) / sd)
+    return Tested(law.mean, sd, statistic, np.minimum(2.0 * np.minimum(below, above), 1.0), above)
+
+
+def _coefficients(posterior: AnyPosterior, reference: Reference) -> _Law:
     _check(posterior, reference)
-    tail = (1.0 + level) / 2.0
-    reach = sd * (ndtri(tail) if reference == "normal" else stdtrit(posterior.freedom, tail))
-    return np.stack([center - reach, center + reach], axis=-1)
+    if isinstance(posterior, Coefficients):
+        return posterior.marginals.mixture
+    return _Symmetric(posterior.mean, posterior.covariance.diagonal(), posterior.freedom if reference == "t" else None)
 
 
-def _check(posterior: Posterior, reference: str) -> None:
-    choice("reference", reference, ("normal", "t"))
-    if reference == "t" and not posterior.freedom > 0:
-        raise Misuse('the noise variance has no residual degrees of freedom: use reference="normal", or noise=shared')
-
-
-def _rows(posterior: Posterior, rows: Floats, what: str) -> Floats:
+def _combinations(posterior: AnyPosterior, rows: Floats, what: str, reference: Reference, *, noisy: bool = False) -> _Law:
+    _check(posterior, reference)
     found, d = np.asarray(rows, dtype=np.float64), len(posterior.mean)
     if found.ndim != 2 or found.shape[1] != d:
         raise Misuse(f"{what}: expected shape (rows, {d}), got {found.shape}")
-    return found
+    if isinstance(posterior, Coefficients):
+        return posterior.joint.combinations(found, posterior.joint.noise if noisy else 0.0)
+    variance = ((found @ posterior.covariance) * found).sum(axis=1) + (posterior.noise if noisy else 0.0)
+    return _Symmetric(found @ posterior.mean, variance, posterior.freedom if reference == "t" else None)
 
 
-def _variances(posterior: Posterior, rows: Floats) -> Floats:
-    return ((rows @ posterior.covariance) * rows).sum(axis=1)
+def _check(posterior: AnyPosterior, reference: str) -> None:
+    choice("reference", reference, ("normal", "t"))
+    if reference == "t" and isinstance(posterior, Coefficients):
+        raise Misuse('this posterior already holds what is uncertain about the noise variance: use reference="normal"')
+    if reference == "t" and isinstance(posterior, Posterior) and not posterior.freedom > 0:
+        raise Misuse('the noise variance has no residual degrees of freedom: use reference="normal", or noise=shared')

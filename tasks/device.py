@@ -23,7 +23,7 @@ from fedcore.data.places import Place, discard, make_folder, read_file, write_du
 from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, Misuse, PlaceAway
 from fedcore.messages import Broadcast, Receipt, Reply
 from fedcore.metrics import Score, score
-from fedcore.posterior import Posterior
+from fedcore.posterior import AnyPosterior
 from fedcore.receipts import Memory, settle
 from fedcore.rounds import device_rng
 from fedcore.rows import DeviceData, Floats
@@ -115,7 +115,7 @@ class DeviceReport(NamedTuple):
     theta: Floats
     test: Score
     test_separate: Score
-    posterior: Posterior | None
+    posterior: AnyPosterior | None
 
 
 def sealed(stage: str) -> Callable[[Callable[Concatenate[G, str, P], R]], Callable[Concatenate[G, str, P], R]]:

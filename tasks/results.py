@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from fedcore.data import Fitted
 from fedcore.data.places import Place, make_folder, write_durably
 from fedcore.metrics import a_rmse
-from fedcore.posterior import Posterior
+from fedcore.posterior import AnyPosterior, Posterior, Summary, coefficient_summary
 from fedcore.trees import Arrays, npz, pack
 from tasks.device import DeviceReport
 
@@ -30,8 +30,12 @@ def write_results(
     fitted: Fitted | None = None,
     gaps: Mapping[str, Mapping[str, int | None]],
 ) -> None:
-    """Write `theta.npz`, `server.npz`, `devices.parquet`; where the algorithm has posteriors `posterior.npz`, with the table's column
-    `theta_sd`; and, where the data were prepared by it, `preprocessing.json`.
+    """Write `theta.npz`, `server.npz`, `devices.parquet`; where the algorithm has posteriors `posterior.npz` and `posteriors.parquet`,
+    with the table's column `theta_sd`; and, where the data were prepared by it, `preprocessing.json`.
+
+    `posterior.npz` holds posteriors as they are where they are normal. Mixtures, whose components differ in number, it holds by `mean`,
+    `covariance` (of the joint distribution as a whole) and `noise` (its mean). `posteriors.parquet` has a row for each device and
+    coefficient: see `posterior_table`.
 
     Parameters
     ----------
@@ -63,6 +67,7 @@ def write_results(
     known = {report.device: report.posterior for report in reports if report.posterior}
     if known:
         write_durably(folder / "posterior.npz", npz(_posteriors(known, coefficients, fitted)))
+        write_durably(folder / "posteriors.parquet", _parquet(posterior_table(known, coefficients)))
     write_durably(folder / "server.npz", npz({**pack(server), "devices": np.array(list(device_ids))}))
     table = pa.table(
         {
@@ -76,19 +81,57 @@ def write_results(
             **{f"missing.{name}": _missing(reports, gaps, name) for name in sorted({name for told in gaps.values() for name in told})},
         }
     )
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer)
-    write_durably(folder / "devices.parquet", buffer.getvalue())
+    write_durably(folder / "devices.parquet", _parquet(table))
 
 
-def _posteriors(known: Mapping[str, Posterior], coefficients: Sequence[str], fitted: Fitted | None) -> Arrays:
-    """Posteriors as arrays with a leading axis of devices: `mean`, `covariance`, `noise`, `freedom`."""
-    arrays: Arrays = {name: np.array([getattr(each, name) for each in known.values()]) for name in Posterior._fields}
+def posterior_table(known: Mapping[str, AnyPosterior], coefficients: Sequence[str]) -> pa.Table:
+    """Posteriors as a table with a row for each device and coefficient.
+
+    All is in units of the design, whose columns may be scaled. Posteriors are taken as they stand (`reference="normal"`), which for devices
+    with few rows and noise of their own is narrow: `fedcore.posterior`.
+
+    Parameters
+    ----------
+    known
+        Posteriors by device id.
+    coefficients
+        Names of the d design columns.
+
+    Returns
+    -------
+    pa.Table
+        `device`, `feature` (the design column), `mean`, `sd`, `lower` and `upper` (the equal-tailed interval at 90 %), `p_positive`
+        and `included` (whether the interval leaves out zero).
+    """
+    summaries = [coefficient_summary(posterior) for posterior in known.values()]
+    names, fields = list(coefficients), zip(*summaries, strict=True)
+    ids = pa.array([device for device in known for _ in names], pa.string())
+    columns = {name: np.concatenate(column) for name, column in zip(Summary._fields, fields, strict=True)}
+    return pa.table({"device": ids, "feature": pa.array(names * len(known), pa.string()), **columns})
+
+
+def _posteriors(known: Mapping[str, AnyPosterior], coefficients: Sequence[str], fitted: Fitted | None) -> Arrays:
+    """Posteriors as arrays with a leading axis of devices: `mean`, `covariance`, `noise` and, where they have it, `freedom`."""
+    stored = [_stored(posterior) for posterior in known.values()]
+    arrays: Arrays = {name: np.array([each[name] for each in stored]) for name in stored[0]}
     if fitted and fitted.scales:
         # Coefficients in original units are U'theta, so their covariance is U'VU.
-        arrays["covariance_original"] = np.array([fitted.original(fitted.original(each.covariance).T) for each in known.values()])
+        arrays["covariance_original"] = np.array([fitted.original(fitted.original(each["covariance"]).T) for each in stored])
         arrays["coefficients_original"] = np.array(fitted.original_design)
     return arrays | {"coefficients": np.array(list(coefficients)), "devices": np.array(list(known))}
+
+
+def _stored(posterior: AnyPosterior) -> dict[str, Any]:
+    if isinstance(posterior, Posterior):
+        return posterior._asdict()
+    joint = posterior.joint
+    return {"mean": posterior.mean, "covariance": joint.total_covariance, "noise": joint.weight @ joint.noise}
+
+
+def _parquet(table: pa.Table) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    return buffer.getvalue()
 
 
 def _missing(reports: Sequence[DeviceReport], gaps: Mapping[str, Mapping[str, int | None]], column: str) -> pa.Array:

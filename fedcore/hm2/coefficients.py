@@ -2,12 +2,17 @@
 
 Given phi's value at a quadrature node they are normal, or normal tilted by a prior with a kink at zero; over the nodes they are a mixture
 of these. Single coefficients are described by their marginals, and linear combinations by the mixture of joint normals.
+
+What can be asked of them is in `fedcore.posterior`, the same as of other algorithms' posteriors.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
+from fedcore.hm2.mixture import Mixture
 from fedcore.rows import Floats
 
 
@@ -29,6 +34,11 @@ class Marginals(NamedTuple):
     variance: Floats
     scale: Floats
 
+    @property
+    def mixture(self) -> Mixture:
+        """The coefficients as d unknowns, to be evaluated."""
+        return Mixture.of(*self)
+
 
 class Joint(NamedTuple):
     """All coefficients at once, a mixture of J normal distributions, and the noise of a row.
@@ -48,6 +58,18 @@ class Joint(NamedTuple):
     covariance: Floats
     noise: Floats
 
+    def combinations(self, rows: Floats, noise: Floats | float) -> Mixture:
+        """Linear combinations of the coefficients, one a row of shape (q, d), each with independent noise of a variance by component."""
+        products = self.mean @ rows.T
+        variances = np.einsum("jqd,qd->jq", rows @ self.covariance, rows) + np.reshape(noise, (-1, 1))
+        return Mixture.normal(self.weight, products, np.maximum(variances, 0.0))
+
+    @property
+    def total_covariance(self) -> Floats:
+        """Of the mixture as a whole, shape (d, d)."""
+        spread = self.mean - self.weight @ self.mean
+        return np.einsum("j,jab->ab", self.weight, self.covariance) + (self.weight[:, None] * spread).T @ spread
+
 
 class Coefficients(NamedTuple):
     """The posterior of a device's coefficients.
@@ -62,3 +84,13 @@ class Coefficients(NamedTuple):
 
     marginals: Marginals
     joint: Joint
+
+    @property
+    def mean(self) -> Floats:
+        """Posterior means of the coefficients, shape (d,), of the marginals."""
+        return self.marginals.mixture.mean
+
+    @property
+    def sd(self) -> Floats:
+        """Their standard deviations, shape (d,)."""
+        return np.sqrt(self.marginals.mixture.variance)

@@ -145,7 +145,7 @@ def test_what_a_run_with_posteriors_leaves(
     table = pq.read_table(home / "runs/run/results/devices.parquet").to_pydict()
     np.testing.assert_array_equal(table["theta_sd"], [expected.posterior[name].sd for name in dataset.device_ids])
     client = MlflowClient(f"sqlite:///{home}/mlflow.db")
-    assert "posterior.npz" in {artifact.path for artifact in client.list_artifacts(result["mlflow_run_id"])}
+    assert {"posterior.npz", "posteriors.parquet"} <= {artifact.path for artifact in client.list_artifacts(result["mlflow_run_id"])}
     likelihoods = client.get_metric_history(result["mlflow_run_id"], "log_likelihood")
     assert [(metric.step, metric.value) for metric in likelihoods] == [(c, expected.history[c - 1]["log_likelihood"]) for c in (2, 3)]
 
