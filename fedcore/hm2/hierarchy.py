@@ -33,12 +33,15 @@ class Tilted(NamedTuple):
     proper
         Whether the quadrature found moments that are finite with a positive definite covariance, shape (m,). Where not, the others mean
         nothing.
+    loss
+        Mean squared training error about where theta_k is then, shape (m,), in squared target units.
     """
 
     mean: Floats
     covariance: Floats
     log_evidence: Floats
     proper: Booleans
+    loss: Floats
 
 
 class Hierarchy(Protocol[Private, Point, Statistics]):
@@ -68,6 +71,10 @@ class Hierarchy(Protocol[Private, Point, Statistics]):
         Misuse
             Where a device's rows cannot take part in this model.
         """
+        ...
+
+    def loss(self, private: Private) -> Floats:
+        """Mean squared training error of each device's own least squares, shape (m,)."""
         ...
 
     def start(self, d: int) -> Point:

@@ -99,3 +99,19 @@ def log_partition(params: NaturalParams) -> Floats:
         _, logdet = np.linalg.slogdet(np.where(found.proper[..., None, None], params.matrix, np.eye(params.shift.shape[-1])))
     value = 0.5 * ((params.shift * found.mean).sum(axis=-1) - logdet + params.shift.shape[-1] * LOG_2PI)
     return np.where(found.proper, value, np.nan)
+
+
+def cholesky(matrices: Floats) -> tuple[Floats, Booleans]:
+    """Lower factors of symmetric matrices, shape (B, d, d), and whether each is positive definite, shape (B,); where it is not, the
+    identity stands for its factor."""
+    proper = np.ones(len(matrices), dtype=bool)
+    try:
+        return np.linalg.cholesky(matrices), proper
+    except np.linalg.LinAlgError:
+        factors = np.broadcast_to(np.eye(matrices.shape[-1]), matrices.shape).copy()
+    for k, matrix in enumerate(matrices):
+        try:
+            factors[k] = np.linalg.cholesky(matrix)
+        except np.linalg.LinAlgError:
+            proper[k] = False
+    return factors, proper

@@ -1,0 +1,349 @@
+"""HM2: the posterior of a hierarchical model's hyper-parameters phi by federated expectation propagation.
+
+Device k is a factor f_k(phi) = p(y_k | phi), with its coefficients integrated out. The posterior p(phi) prod f_k(phi) is approximated by a
+normal q(phi) = p(phi) prod t_k(phi), with a normal site t_k for each device. A round: the server sends q; device k divides its site out,
+which leaves its cavity q / t_k, finds mean and covariance of the tilted distribution f_k q / t_k, and proposes the site under which q would
+have these; the server adds the proposed changes of all sites, which in natural parameters is a sum, up to a fraction at which q is still a
+distribution, and tells devices the fraction by their receipts.
+
+A start spares most rounds and the risk of leaving the good mode: some rounds of a model's own (`fedcore.hm2.hierarchy`), and a round in which
+devices send sites by its result. Far from the prior phi may have two modes, and a start leads to one of them; the other one is then sought
+from the prior, in rounds of the phase `second`, and the one with the larger evidence is kept. Neither kind counts among `--rounds`.
+
+A device whose cavity or tilted distribution is none proposes nothing in that round. Sites may be indefinite, and at the end most are.
+
+Sources: Yue, Al Kontar and Estrada Gomez, "Federated Data Analytics: A Study on Linear Models", section 4, Algorithms 2 and 3; Minka (2001)
+for expectation propagation; Vehtari et al. (2020) for its federated form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+from numpy.random import Generator
+
+from fedcore.algorithm import Aggregated, BatchedAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
+from fedcore.hm2.approximation import Approximation, Proposal, evidence, of_prior, refreshed, with_sites, without
+from fedcore.hm2.hierarchy import Hierarchy
+from fedcore.hm2.natural import NaturalParams, inverse, log_partition, moments, natural
+from fedcore.messages import DeviceInfo, Stacked, stacked
+from fedcore.options import choice, number
+from fedcore.rows import Booleans, DeviceData, Floats, Scalar
+from fedcore.sums import added, all_finite
+
+STARTERS, START_ROUNDS = 10, 10
+"""How many devices, if the fleet has them, a phase of the start waits for, and how many rounds at most."""
+
+SECOND_ROUNDS = 50
+"""The most rounds of the phase `second`."""
+
+SITES, MAIN, SECOND = "sites", "main", "second"
+
+M = TypeVar("M", bound=tuple[Any, ...])
+
+
+class Server(NamedTuple):
+    """What the server knows.
+
+    Attributes
+    ----------
+    prior
+        Of phi.
+    point, total, rounds, heard
+        The start: what is known so far, sums of the phase, its rounds, and who has answered it, shape (K,).
+    phase
+        Which of `ExpectationPropagation.phases` it is in.
+    which
+        The approximation, 0 or 1, that is refreshed, and at the end the one that is kept.
+    approximations
+        Of the phase `main`, and of the phase `second`.
+    second_rounds
+        How many rounds `second` took.
+    ended, failed
+        Whether the run has converged, and whether an update was not finite or left no distribution.
+    """
+
+    prior: NaturalParams
+    point: Any
+    total: Any
+    rounds: int
+    heard: Booleans
+    phase: int
+    which: int
+    approximations: tuple[Approximation, Approximation]
+    second_rounds: int
+    ended: bool
+    failed: bool
+
+    @property
+    def approximation(self) -> Approximation:
+        """The current one."""
+        return self.approximations[self.which]
+
+
+class Device(NamedTuple):
+    """What a device keeps: what its model keeps, and its site in each of the two approximations (an axis of length 2)."""
+
+    private: Any
+    sites: NaturalParams
+
+
+class Ask(NamedTuple):
+    """To a device in the start: the number of the phase, and the point."""
+
+    phase: Scalar
+    point: Any
+
+
+class Current(NamedTuple):
+    """To a device: the approximation, and which one it is."""
+
+    q: NaturalParams
+    which: Scalar
+
+
+class Info(NamedTuple):
+    """Of a round: the log evidence, NaN until every device has refreshed its site; see `Approximation` for the others."""
+
+    log_evidence: float
+    change: float
+    damping: float
+    skipped: float
+
+
+@dataclass(frozen=True)
+class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
+    """Expectation propagation over any hierarchical model.
+
+    Attributes
+    ----------
+    damping
+        The most in (0, 1] that is taken of the changes that devices propose.
+    tolerance
+        The run has converged once a round in which every device answered would move no mean of phi by more than this share of its
+        standard deviation, and change no standard deviation by more.
+    start
+        "warm", by the model's own start; "zero", from the prior; or "both", which tries the second where phi may have another mode.
+    """
+
+    damping: float = 1.0
+    tolerance: float = 1e-3
+    start: str = "both"
+
+    def __post_init__(self) -> None:
+        """Raises Misuse on an option out of bounds."""
+        number("damping", self.damping, 0, 1, above=True)
+        number("tolerance", self.tolerance, 0, 1, above=True)
+        choice("start", self.start, ("both", "warm", "zero"))
+
+    @property
+    def hierarchy(self) -> Hierarchy[Any, Any, Any]:
+        """The model."""
+        raise NotImplementedError
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """What a run goes through."""
+        start = () if self.start == "zero" else (*self.hierarchy.START, SITES)
+        return (*start, MAIN, SECOND)
+
+    def init_server(self, spec: FleetSpec) -> Server:
+        K, prior = len(spec.device_ids), self.hierarchy.prior(spec.d)
+        nothing, empty = np.zeros(K, dtype=bool), of_prior(prior, K)
+        return Server(prior, self.hierarchy.start(spec.d), (), 0, nothing, 0, 0, (empty, empty), 0, ended=False, failed=False)
+
+    def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[Device]:
+        m, prior = len(datas), self.hierarchy.prior(spec.d)
+        sites = NaturalParams(*(np.zeros((m, 2, len(part))) for part in prior))
+        return Stacked(Device(self.hierarchy.prepare(datas), sites), m)
+
+    def broadcasts(self, server: Server, cohort: Sequence[int]) -> Sequence[Any]:
+        phase = self.phases[server.phase]
+        current = Current(server.approximation.q, float(server.which))
+        return _to_all(current if phase in (MAIN, SECOND) else Ask(float(server.phase), server.point), len(cohort))
+
+    def local_steps(
+        self, downs: Sequence[Any], devices: Sequence[Device], datas: Sequence[DeviceData], rngs: Sequence[Generator]
+    ) -> tuple[Sequence[Device], Sequence[Any], Sequence[DeviceInfo]]:
+        down, device, m = stacked(downs), stacked(devices), len(devices)
+        if isinstance(down, Ask):
+            phase, point = self.phases[int(np.asarray(down.phase)[0])], _first(down.point)
+            infos = Stacked(DeviceInfo(self.hierarchy.loss(device.private)), m)
+            if phase != SITES:
+                return devices, Stacked(self.hierarchy.start_statistics(phase, point, device.private), m), infos
+            change = self.hierarchy.start_sites(point, device.private).minus(_site(device, 0))
+            up = Proposal(change, np.zeros(m), np.zeros(m))
+            return Stacked(_with_site(device, 0, change), m), Stacked(up, m), infos
+        which, q = int(np.asarray(down.which)[0]), _first(down.q)
+        private, up, loss = self._refreshed(device, which, q)
+        return Stacked(_with_site(device._replace(private=private), which, up.site), m), Stacked(up, m), Stacked(DeviceInfo(loss), m)
+
+    @np.errstate(all="ignore")  # what is not finite or no distribution is found, and proposes nothing
+    def _refreshed(self, device: Device, which: int, q: NaturalParams) -> tuple[Any, Proposal, Floats]:
+        site = _site(device, which)
+        cavity, sound = self._cavity(site, q)
+        private, tilted = self.hierarchy.tilted(device.private, q, cavity)
+        precision, proper = inverse(tilted.covariance)
+        proposed = natural(tilted.mean, precision).minus(cavity)
+        anew = sound & proper & tilted.proper & np.isfinite(proposed.shift).all(axis=1) & np.isfinite(tilted.log_evidence)
+        change = proposed.minus(site)
+        change = NaturalParams(*(np.where(anew[:, None], part, 0.0) for part in change))
+        term = np.where(anew, tilted.log_evidence + log_partition(cavity), 0.0)
+        return private, Proposal(change, term, 1.0 - anew), tilted.loss
+
+    def _cavity(self, site: NaturalParams, q: NaturalParams) -> tuple[NaturalParams, Booleans]:
+        """What q leaves without a site; where that is no distribution q itself, which nothing comes of."""
+        cavity = NaturalParams(q.shift - site.shift, q.precision - site.precision)
+        sound = moments(cavity).proper
+        return NaturalParams(*(np.where(sound[:, None], part, whole) for part, whole in zip(cavity, q, strict=True))), sound
+
+    def accept(self, device: Device, pending: Device, fraction: float) -> Device:
+        if fraction == 1.0:
+            return pending
+        moved = (old + fraction * (new - old) for old, new in zip(device.sites, pending.sites, strict=True))
+        return Device(pending.private, NaturalParams(*moved))
+
+    @np.errstate(all="ignore")  # what is not finite is found below, and named
+    def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Any]) -> Aggregated:
+        up, phase = stacked(ups), self.phases[server.phase]
+        if not all_finite(up):
+            return _failed(server)
+        if phase in (MAIN, SECOND):
+            found = refreshed(server.approximation, cohort, up, self.damping)
+            if found is None:
+                return _failed(server)
+            server = _with_approximation(server, found)._replace(second_rounds=server.second_rounds + (phase == SECOND))
+            info = Info(evidence(found, server.prior), found.change, found.damping, float(found.skipped))
+            return Aggregated(self._next(server, phase), found.damping, info)
+        heard, new = server.heard.copy(), ~server.heard[list(cohort)]
+        heard[list(cohort)] = True
+        server = server._replace(rounds=server.rounds + 1, heard=heard)
+        if phase == SITES:
+            server = _with_approximation(server, with_sites(server.approximation, cohort, up.site))
+        else:
+            server = server._replace(total=_added(server.total, _taken(up, new)))
+        if heard.sum() >= min(len(heard), STARTERS) or server.rounds >= START_ROUNDS:
+            server = self._started(server, phase)
+        whole = all_finite(tuple(server.point)) and moments(server.approximation.q).proper
+        return Aggregated(server, 1.0, Info(np.nan, np.nan, 1.0, 0.0)) if whole else _failed(server)
+
+    def _started(self, server: Server, phase: str) -> Server:
+        point = server.point
+        if phase != SITES:
+            point = self.hierarchy.started(phase, point, server.total, int(server.heard.sum()), len(server.heard))
+        return server._replace(point=point, total=(), rounds=0, heard=np.zeros_like(server.heard), phase=server.phase + 1)
+
+    def _next(self, server: Server, phase: str) -> Server:
+        """Another phase, or the end, once the approximation has converged."""
+        if not (server.approximation.change < self.tolerance or server.second_rounds == SECOND_ROUNDS):
+            return server
+        if phase == MAIN and self.start == "both" and self.hierarchy.another_mode(server.approximation.q):
+            return server._replace(phase=server.phase + 1, which=1)
+        first, second = (evidence(each, server.prior) for each in server.approximations)
+        better = phase == SECOND and second > first and server.approximation.change < self.tolerance
+        return server._replace(which=int(better or (phase == MAIN and server.which)), ended=True)
+
+    def status(self, server: Server) -> Continue | Outcome:
+        if server.failed:
+            advice = "scale features and target, or try a smaller damping or start=zero"
+            return Outcome("diverged", f"a device's update was not finite, or left no distribution of phi: {advice}", ok=False)
+        if not server.ended:
+            return Continue(self.phases[server.phase])
+        message = f"the last round would have moved no mean and no standard deviation of phi by more than {self.tolerance:g} of it"
+        if server.second_rounds:
+            kept = "the one from the prior" if server.which else "the one from the start"
+            message += f"; of two modes {kept} has the larger evidence"
+        if skipped := server.approximation.skipped:
+            message += f"; {skipped} of {len(server.heard)} devices had no proposal in it, try a smaller damping"
+        return Outcome("converged", message, ok=True)
+
+    def finalize(self, down: Any, device: Device, data: DeviceData) -> DeviceResult:
+        if not isinstance(down, Current):  # the run failed before it had a start
+            return DeviceResult(np.zeros(data.train.d))
+        alone = stacked([device])
+        cavity, _ = self._cavity(_site(alone, int(down.which)), down.q)
+        posterior = self.hierarchy.coefficients(alone.private, down.q, cavity)[0]
+        return DeviceResult(posterior.mean, posterior)
+
+    def newcomer(self, server: Server) -> Any:
+        return self.broadcast(server, 0)
+
+    def continued_server(self, server: Server, places: Sequence[int | None], spec: FleetSpec) -> Server:
+        """Sites of those who left are divided out; the others' stay, and rounds go on in the phase `main`."""
+        found = without(server.approximation, server.prior, places)
+        fresh = self.init_server(spec)._replace(phase=self.phases.index(MAIN), which=server.which, point=server.point)
+        return fresh._replace(approximations=(found, found), failed=not moments(found.q).proper)
+
+    def continued_device(self, device: Device, initial: Device) -> Device:
+        return initial._replace(sites=device.sites)
+
+
+def phi(server: Server, blocks: dict[str, int], level: float = 0.9) -> dict[str, dict[str, list[float]]]:
+    """Means, standard deviations and equal-tailed intervals of phi, by block.
+
+    Parameters
+    ----------
+    server
+        Of a run past its start.
+    blocks
+        Names and lengths; see `Hierarchy.blocks`.
+    level
+        Probability of an interval.
+    """
+    from scipy.special import ndtri
+
+    found = moments(server.approximation.q)
+    sd = np.sqrt(np.diagonal(found.covariance))
+    reach = sd * ndtri((1.0 + level) / 2.0)
+    columns = {"mean": found.mean, "sd": sd, "lower": found.mean - reach, "upper": found.mean + reach}
+    ends = np.cumsum(list(blocks.values()))
+    return {
+        block: {name: values[end - length : end].tolist() for name, values in columns.items()}
+        for (block, length), end in zip(blocks.items(), ends.tolist(), strict=True)
+    }
+
+
+def _site(device: Device, which: int) -> NaturalParams:
+    return NaturalParams(*(np.ascontiguousarray(part[:, which]) for part in device.sites))
+
+
+def _with_site(device: Device, which: int, change: NaturalParams) -> Device:
+    sites = NaturalParams(*(part.copy() for part in device.sites))
+    for part, by in zip(sites, change, strict=True):
+        part[:, which] += by
+    return device._replace(sites=sites)
+
+
+def _with_approximation(server: Server, found: Approximation) -> Server:
+    first, second = server.approximations
+    return server._replace(approximations=(first, found) if server.which else (found, second))
+
+
+def _failed(server: Server) -> Aggregated:
+    return Aggregated(server._replace(failed=True), 1.0, Info(np.nan, np.nan, 1.0, 0.0))
+
+
+def _to_all(message: M, m: int) -> Stacked[M]:
+    def repeat(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return cast("Any", type(value))(*map(repeat, cast("tuple[Any, ...]", value)))
+        return np.repeat(np.asarray(value, dtype=np.float64)[None], m, axis=0)
+
+    return Stacked(cast("M", repeat(message)), m)
+
+
+def _first(message: M) -> M:
+    """What all devices were sent alike."""
+    return cast("M", Stacked(message, 1)[0])
+
+
+def _taken(up: M, rows: Booleans) -> M:
+    return cast("Any", type(up))(*(np.asarray(part)[rows] for part in up))
+
+
+def _added(total: Any, up: M) -> Any:
+    nothing = cast("Any", type(up))(*(np.zeros(np.asarray(part).shape[1:]) for part in up))
+    return added(total or nothing, up)

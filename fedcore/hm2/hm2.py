@@ -1,0 +1,59 @@
+"""`Hm2`: expectation propagation with a model chosen by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any, Literal
+
+import numpy as np
+
+from fedcore.errors import Misuse
+from fedcore.hm2.algorithm import ExpectationPropagation
+from fedcore.hm2.hierarchy import Hierarchy
+from fedcore.options import choice, number
+
+PRIORS = {
+    "gaussian": "fedcore.hm2.normal:Gaussian",
+    "isotropic": "fedcore.hm2.normal:Isotropic",
+}
+"""Model by the name of the prior that coefficients have: the module and the class."""
+
+NORMAL = ("gaussian", "isotropic")
+"""Those whose noise may be known, or a device's own; the others have a shared one in phi."""
+
+
+@dataclass(frozen=True)
+class Hm2(ExpectationPropagation):
+    """A posterior of the fleet's hyper-parameters, and from it one of each device's coefficients.
+
+    Attributes
+    ----------
+    prior
+        Of a device's coefficients: "gaussian", around mean coefficients, with a variance between devices for each; "isotropic", with one
+        variance for all.
+    sigma
+        Standard deviation of the noise, in target units, where it is known.
+    noise
+        Where it is not: "shared" by all devices and one of the hyper-parameters, or each "device"'s own, of which nothing is sent.
+    """
+
+    prior: Literal["gaussian", "isotropic"] = "gaussian"
+    sigma: float | Literal["unknown"] = "unknown"
+    noise: Literal["shared", "device"] = "shared"
+
+    def __post_init__(self) -> None:
+        """Raises Misuse on an option out of bounds."""
+        super().__post_init__()
+        choice("prior", self.prior, tuple(PRIORS))
+        number("sigma", self.sigma, 0, np.inf, above=True, below=True, words=("unknown",))
+        choice("noise", self.noise, ("shared", "device"))
+        if self.prior not in NORMAL and (self.sigma != "unknown" or self.noise != "shared"):
+            raise Misuse(f"prior={self.prior} has a shared, unknown noise variance in phi: leave sigma and noise out")
+
+    @cached_property
+    def hierarchy(self) -> Hierarchy[Any, Any, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        module, _, name = PRIORS[self.prior].partition(":")
+        kind = getattr(import_module(module), name)
+        return kind(sigma=self.sigma, noise=self.noise) if self.prior in NORMAL else kind()
