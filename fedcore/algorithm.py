@@ -161,6 +161,10 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
         """A device's result, from its state after its last receipt."""
         ...
 
+    def finalize_devices(self, downs: Sequence[Down], devices: Sequence[Device], datas: Sequence[DeviceData]) -> Sequence[DeviceResult]:
+        """`finalize` for several devices, equal to it to the last bit; overridden where batching pays."""
+        return [self.finalize(*each) for each in zip(downs, devices, datas, strict=True)]
+
     def newcomer(self, server: Server) -> Down:
         """What a device outside the fleet is told, with which `finalize` gives it a result from its initial state.
 
@@ -219,6 +223,7 @@ ALGORITHMS = {
     "fedavg": "fedcore.fedavg:FedAvg",
     "eb": "fedcore.eb:Eb",
     "hm1": "fedcore.hm1:Hm1",
+    "hm2": "fedcore.hm2.hm2:Hm2",
     "mtrl": "fedcore.mtrl:Mtrl",
     "pooled": "fedcore.pooled:Pooled",
     "separate": "fedcore.separate:Separate",

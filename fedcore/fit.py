@@ -152,7 +152,7 @@ class InProcess:
         self._settle(state)
         everyone = range(len(self.datas))
         downs, devices = self.algorithm.broadcasts(state.server, everyone), self._accepted(everyone)
-        return dict(zip(self.spec.device_ids, map(self.algorithm.finalize, downs, devices, self.datas), strict=True))
+        return dict(zip(self.spec.device_ids, self.algorithm.finalize_devices(downs, devices, self.datas), strict=True))
 
     def finalize(self, state: RunState) -> dict[str, Floats]:
         """Every device's coefficients after its last receipt."""

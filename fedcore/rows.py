@@ -11,6 +11,7 @@ from fedcore.errors import DataError
 
 Floats = NDArray[np.float64]
 Booleans = NDArray[np.bool_]
+Indices = NDArray[np.intp]
 Scalar = float | Floats
 """One number; where it stands for m devices, one each, shape (m,)."""
 

@@ -6,7 +6,10 @@ but the units of the result.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcore.rows import Floats
 
@@ -16,14 +19,14 @@ EPSILON = float(np.finfo(float).eps)
 def packed(matrices: Floats) -> Floats:
     """The lower triangles of matrices of shape (..., d, d), row by row, shape (..., d (d + 1) / 2) and C-contiguous: in another order of
     memory sums over devices would round otherwise."""
-    rows, columns = np.tril_indices(matrices.shape[-1])
+    rows, columns = _triangle(matrices.shape[-1])
     return np.ascontiguousarray(matrices[..., rows, columns])
 
 
 def triangular(triangles: Floats, d: int) -> Floats:
     """The lower triangular matrices that `packed` took these from, shape (..., d, d)."""
     matrices = np.zeros((*triangles.shape[:-1], d, d))
-    rows, columns = np.tril_indices(d)
+    rows, columns = _triangle(d)
     matrices[..., rows, columns] = triangles
     return matrices
 
@@ -31,9 +34,15 @@ def triangular(triangles: Floats, d: int) -> Floats:
 def symmetric(triangles: Floats, d: int) -> Floats:
     """The symmetric matrices that `packed` took these from, shape (..., d, d)."""
     matrices = triangular(triangles, d)
-    rows, columns = np.tril_indices(d)
+    rows, columns = _triangle(d)
     matrices[..., columns, rows] = triangles
     return matrices
+
+
+@cache
+def _triangle(d: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows and columns of a lower triangle."""
+    return np.tril_indices(d)
 
 
 def factor(matrix: Floats) -> Floats:

@@ -6,7 +6,7 @@ which leaves its cavity q / t_k, finds mean and covariance of the tilted distrib
 have these; the server adds the proposed changes of all sites, which in natural parameters is a sum, up to a fraction at which q is still a
 distribution, and tells devices the fraction by their receipts.
 
-A start spares most rounds and the risk of leaving the good mode: some rounds of a model's own (`fedcore.hm2.hierarchy`), and a round in which
+A start spares most rounds and the risk of leaving the good mode: some rounds of the model's own (`fedcore.hm2.hierarchy`), and one in which
 devices send sites by its result. Far from the prior phi may have two modes, and a start leads to one of them; the other one is then sought
 from the prior, in rounds of the phase `second`, and the one with the larger evidence is kept. Neither kind counts among `--rounds`.
 
@@ -18,7 +18,7 @@ for expectation propagation; Vehtari et al. (2020) for its federated form.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -192,7 +192,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         change = proposed.minus(site)
         change = NaturalParams(*(np.where(anew[:, None], part, 0.0) for part in change))
         term = np.where(anew, tilted.log_evidence + log_partition(cavity), 0.0)
-        return private, Proposal(change, term, 1.0 - anew), tilted.loss
+        return private, Proposal(change, term, np.where(anew, 0.0, 1.0)), tilted.loss
 
     def _cavity(self, site: NaturalParams, q: NaturalParams) -> tuple[NaturalParams, Booleans]:
         """What q leaves without a site; where that is no distribution q itself, which nothing comes of."""
@@ -261,12 +261,15 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         return Outcome("converged", message, ok=True)
 
     def finalize(self, down: Any, device: Device, data: DeviceData) -> DeviceResult:
+        return self.finalize_devices([down], [device], [data])[0]
+
+    def finalize_devices(self, downs: Sequence[Any], devices: Sequence[Device], datas: Sequence[DeviceData]) -> Sequence[DeviceResult]:
+        down, device = stacked(downs), stacked(devices)
         if not isinstance(down, Current):  # the run failed before it had a start
-            return DeviceResult(np.zeros(data.train.d))
-        alone = stacked([device])
-        cavity, _ = self._cavity(_site(alone, int(down.which)), down.q)
-        posterior = self.hierarchy.coefficients(alone.private, down.q, cavity)[0]
-        return DeviceResult(posterior.mean, posterior)
+            return [DeviceResult(np.zeros(data.train.d)) for data in datas]
+        q = _first(down.q)
+        cavity, _ = self._cavity(_site(device, int(np.asarray(down.which)[0])), q)
+        return [DeviceResult(each.mean, each) for each in self.hierarchy.coefficients(device.private, q, cavity)]
 
     def newcomer(self, server: Server) -> Any:
         return self.broadcast(server, 0)
@@ -327,23 +330,26 @@ def _failed(server: Server) -> Aggregated:
 
 
 def _to_all(message: M, m: int) -> Stacked[M]:
-    def repeat(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return cast("Any", type(value))(*map(repeat, cast("tuple[Any, ...]", value)))
+    def repeat(value: Scalar) -> Floats:
         return np.repeat(np.asarray(value, dtype=np.float64)[None], m, axis=0)
 
-    return Stacked(cast("M", repeat(message)), m)
+    return Stacked(_each(repeat, message), m)
 
 
 def _first(message: M) -> M:
     """What all devices were sent alike."""
-    return cast("M", Stacked(message, 1)[0])
+    return Stacked(message, 1)[0]
 
 
-def _taken(up: M, rows: Booleans) -> M:
-    return cast("Any", type(up))(*(np.asarray(part)[rows] for part in up))
+def _taken(up: Any, rows: Booleans) -> Any:
+    return _each(lambda part: part[rows], up)
 
 
-def _added(total: Any, up: M) -> Any:
-    nothing = cast("Any", type(up))(*(np.zeros(np.asarray(part).shape[1:]) for part in up))
-    return added(total or nothing, up)
+def _added(total: Any, up: Any) -> Any:
+    return added(total or _each(lambda part: np.zeros(part.shape[1:]), up), up)
+
+
+def _each(function: Callable[[Any], Any], message: M) -> M:
+    """The message whose arrays are the function of these."""
+    parts = (_each(function, cast("Any", part)) if isinstance(part, tuple) else function(part) for part in message)
+    return cast("Any", type(message))(*parts)

@@ -16,11 +16,11 @@ import numpy as np
 
 from fedcore.compression import Compressed
 from fedcore.gaussian import product
-from fedcore.hm2.natural import LOG_2PI, NaturalParams, cholesky, inverse
-from fedcore.rows import Booleans, Floats
+from fedcore.hm2.natural import LOG_2PI, NaturalParams, cholesky, inverse, solved
+from fedcore.hm2.quadrature import gauss_hermite
+from fedcore.rows import Booleans, Floats, Indices
 
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
-WEIGHTS = WEIGHTS / WEIGHTS.sum()
+NODES, WEIGHTS = gauss_hermite(5)
 
 
 class Split(NamedTuple):
@@ -97,15 +97,16 @@ def axis_moments(rows: Compressed, noise: Floats, cavity: Split, centre: Floats,
     centre, scale
         Of the rule, in t, shape (B, d) each.
     """
-    R, d = rows.R, rows.R.shape[-1]
-    transposed, axes = R.swapaxes(1, 2), np.arange(d)
+    R, d = rows.R, cavity.mean_mu.shape[1]
+    transposed = R.swapaxes(1, 2)
+    axes: Indices = np.arange(d, dtype=np.intp)
     C, G, tau, off = cavity.covariance, cavity.slope, np.exp(centre), centre - cavity.mean_t
     start = cavity.mean_mu + product(G, off)
     V = R @ C @ transposed + (R * tau[:, None, :]) @ transposed
     V[:, axes, axes] += noise[:, None]
     L, proper = cholesky(0.5 * (V + V.swapaxes(1, 2)))
     residual = rows.y - product(R, start)
-    half, LR = np.linalg.solve(L, residual[..., None])[..., 0], np.linalg.solve(L, R)
+    half, LR = solved(L, residual), solved(L, R)
     W = LR.swapaxes(1, 2) @ LR
     u = product(LR.swapaxes(1, 2), half)
     WG, pull = W @ G, product(cavity.precision, off)
@@ -157,7 +158,7 @@ def axis_moments(rows: Compressed, noise: Floats, cavity: Split, centre: Floats,
     log_evidence += 0.5 * ((moved * e / v).sum(axis=1) - (e**2 / v).sum(axis=1))
     sd = np.sqrt(np.diagonal(covariance_t, axis1=1, axis2=2))
     shift = np.maximum(np.abs(moved) / scale, np.abs(np.log(sd / scale))).max(axis=1)
-    error = noise[:, None] * np.linalg.solve(L.swapaxes(1, 2), half[..., None])[..., 0]
+    error = noise[:, None] * solved(L.swapaxes(1, 2), half)
     finite = np.isfinite(mean).all(axis=1) & np.isfinite(covariance).all(axis=(1, 2)) & np.isfinite(log_evidence)
     return TiltedMoments(log_evidence, mean, covariance, sd, shift, error, proper & positive & finite & (v > 0).all(axis=1))
 

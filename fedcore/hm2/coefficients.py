@@ -88,7 +88,8 @@ class Coefficients(NamedTuple):
     @property
     def mean(self) -> Floats:
         """Posterior means of the coefficients, shape (d,), of the marginals."""
-        return self.marginals.mixture.mean
+        weight, mean, _, scale = self.marginals
+        return (weight * mean).sum(axis=0) if np.isinf(scale).all() else self.marginals.mixture.mean
 
     @property
     def sd(self) -> Floats:

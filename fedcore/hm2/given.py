@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from scipy.special import logsumexp, ndtri
 from scipy.stats import qmc
@@ -10,18 +12,18 @@ from fedcore.compression import Compressed
 from fedcore.gaussian import product
 from fedcore.hm2.axis import log_likelihood, split
 from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
-from fedcore.hm2.natural import NaturalParams, cholesky
+from fedcore.hm2.natural import NaturalParams, cholesky, solved
 from fedcore.hm2.outer import Integrated, NoisePrior
+from fedcore.hm2.quadrature import gauss_hermite
 from fedcore.rows import Floats
 
-DRAWS = 32
+DRAWS = 16
 """Nodes of the mixture: the theta of a node varies little from node to node beside its own spread."""
 
-CHUNK = 512
-"""Values of phi at a time, which bounds memory."""
+CHUNK, DEVICES = 512, 256
+"""Values of phi, and devices, at a time, which bounds memory."""
 
-NOISE_NODES, NOISE_WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
-NOISE_WEIGHTS = NOISE_WEIGHTS / NOISE_WEIGHTS.sum()
+NOISE_NODES, NOISE_WEIGHTS = gauss_hermite(15)
 
 
 def log_factors(rows: Compressed, mean: Floats, log_tau: Floats, noise: Floats) -> Floats:
@@ -46,7 +48,7 @@ def log_factors(rows: Compressed, mean: Floats, log_tau: Floats, noise: Floats) 
         V = (rows.R[:, None] * tau[:, None, :]) @ rows.R.swapaxes(1, 2)[:, None]
         V[:, :, np.arange(d), np.arange(d)] += noise[:, part, None]
         L, proper = cholesky(V.reshape(-1, d, d))
-        half = np.linalg.solve(L, residual.reshape(-1, d, 1))[..., 0]
+        half = solved(L, residual.reshape(-1, d))
         repeated = Compressed(*(np.repeat(np.asarray(field), S, axis=0) for field in rows))
         value = log_likelihood(repeated, np.ascontiguousarray(noise[:, part]).reshape(-1), L, half)
         found[:, part] = np.where(proper, value, -np.inf).reshape(m, S)
@@ -70,65 +72,69 @@ def without_own_noise(rows: Compressed, mean: Floats, log_tau: Floats, sd: float
 
 
 def coefficients(prior: NoisePrior, rows: Compressed, cavity: NaturalParams, found: Integrated, d: int, T: int) -> list[Coefficients]:
-    """The coefficients' posterior of m devices: at nodes of (log tau, log sigma^2) spread as the tilted distribution is, and weighed by it."""
+    """The coefficients' posterior of m devices: at nodes of (log tau, log sigma^2) that are spread as the tilted distribution is, each with
+    its weight in it."""
     mixtures: list[Coefficients] = []
-    for k in range(len(rows.y)):
-        one = Compressed(*(np.asarray(part)[k] for part in rows))
-        own = NaturalParams(cavity.shift[k], cavity.precision[k])
-        mixtures.append(_mixture(prior, k, one, own, found.mean[k, d:], found.covariance[k, d:, d:], d, T))
+    for begin in range(0, len(rows.y), DEVICES):
+        some = slice(begin, begin + DEVICES)
+        part = Compressed(*(np.asarray(field)[some] for field in rows))
+        given = NaturalParams(*(field[some] for field in cavity))
+        own = NoisePrior(prior.kind, prior.mean[some], prior.variance[some])
+        mixtures += _mixtures(own, part, given, found.mean[some, d:], found.covariance[some, d:, d:], d, T)
     return mixtures
 
 
-def _mixture(
-    prior: NoisePrior, k: int, rows: Compressed, cavity: NaturalParams, mean: Floats, covariance: Floats, d: int, T: int
-) -> Coefficients:
-    z, log_proposal = _nodes(mean, covariance)
+def _mixtures(
+    prior: NoisePrior, rows: Compressed, cavity: NaturalParams, mean: Floats, covariance: Floats, d: int, T: int
+) -> list[Coefficients]:
+    m, points = len(mean), _points(mean.shape[1])
+    J = len(points)
+    root, _ = cholesky(covariance)
+    z = (mean[:, None] + points @ root.swapaxes(1, 2)).reshape(m * J, -1)
+    log_weight = np.tile(0.5 * (points**2).sum(axis=1), m)
     t = z[:, :T]
-    s = z[:, T] if not prior.known else np.broadcast_to(prior.mean[k], len(z))
+    about, spread = (np.repeat(each, J) for each in prior[1:])
+    s = about if prior.known else z[:, T]
     noise = np.exp(s)
     # The cavity of (mu, t) given s, node by node; then of mu given t.
-    shift, precision = (np.repeat(part[None], len(z), axis=0) for part in cavity)
-    log_density = np.zeros(len(z))
+    shift, precision = (np.repeat(part, J, axis=0) for part in cavity)
     if prior.kind == "shared":
         crossed = slice((d + T) * (d + T + 1) // 2, -1)
         shift, precision = shift[:, :-1] - precision[:, crossed] * s[:, None], precision[:, : crossed.start]
     if not prior.known:
-        log_density -= 0.5 * (s - prior.mean[k]) ** 2 / prior.variance[k]
+        log_weight -= 0.5 * (s - about) ** 2 / spread
     parts, _ = split(NaturalParams(shift, precision), d)
     off = t - parts.mean_t
-    log_density -= 0.5 * (off * product(parts.precision, off)).sum(axis=1)
-    prior_mean = parts.mean_mu + product(parts.slope, off)
-    prior_covariance = parts.covariance + np.exp(np.broadcast_to(t, (len(z), d)))[:, :, None] * np.eye(d)
-    V = rows.R @ prior_covariance @ rows.R.T
+    log_weight -= 0.5 * (off * product(parts.precision, off)).sum(axis=1)
+    prior_mean, prior_covariance = parts.mean_mu + product(parts.slope, off), parts.covariance.copy()
+    prior_covariance[:, np.arange(d), np.arange(d)] += np.exp(t)
+    own = Compressed(*(np.repeat(np.asarray(part), J, axis=0) for part in rows))
+    V = own.R @ prior_covariance @ own.R.swapaxes(1, 2)
     V[:, np.arange(d), np.arange(d)] += noise[:, None]
     L, _ = cholesky(0.5 * (V + V.swapaxes(1, 2)))
-    LR = np.linalg.solve(L, np.broadcast_to(rows.R, V.shape))
-    half = np.linalg.solve(L, (rows.y - prior_mean @ rows.R.T)[..., None])[..., 0]
-    repeated = Compressed(*(np.repeat(np.asarray(part)[None], len(z), axis=0) for part in rows))
-    log_density += log_likelihood(repeated, noise, L, half)
+    LR = solved(L, own.R)
+    half = solved(L, own.y - product(own.R, prior_mean))
+    log_weight += log_likelihood(own, noise, L, half)
     gain = prior_covariance @ LR.swapaxes(1, 2)
-    theta = prior_mean + product(gain, half)
-    spread = prior_covariance - gain @ gain.swapaxes(1, 2)
-    weight = _weights(log_density - log_proposal)
-    variance = np.maximum(np.diagonal(spread, axis1=1, axis2=2), np.finfo(float).tiny)
-    wide = np.broadcast_to(weight[:, None], theta.shape)
-    marginals = Marginals(wide.copy(), theta, np.ascontiguousarray(variance), np.full_like(theta, np.inf))
-    return Coefficients(marginals, Joint(weight, theta, spread, noise))
+    theta = (prior_mean + product(gain, half)).reshape(m, J, d)
+    within = (prior_covariance - gain @ gain.swapaxes(1, 2)).reshape(m, J, d, d)
+    variance = np.maximum(np.diagonal(within, axis1=2, axis2=3), np.finfo(float).tiny)
+    weight, noise = _weights(log_weight.reshape(m, J)), noise.reshape(m, J)
+    wide, unbounded = np.repeat(weight[..., None], d, axis=2), np.full((J, d), np.inf)
+    marginals = [Marginals(wide[k], theta[k], variance[k], unbounded) for k in range(m)]
+    return [Coefficients(each, Joint(weight[k], theta[k], within[k], noise[k])) for k, each in enumerate(marginals)]
 
 
-def _nodes(mean: Floats, covariance: Floats) -> tuple[Floats, Floats]:
-    """Points spread evenly over a normal distribution, with exactly its mean and covariance, and its log density there up to a constant."""
-    p = len(mean)
-    points = ndtri(qmc.Sobol(p, rng=0).random(DRAWS // 2))
-    points = np.concatenate([points, -points])
-    if len(points) > 2 * p:  # else they span too little
-        points = np.linalg.solve(np.linalg.cholesky(points.T @ points / len(points)), points.T).T
-    root = np.linalg.cholesky(covariance)
-    return mean + points @ root.T, -0.5 * (points**2).sum(axis=1)
+@cache
+def _points(p: int) -> Floats:
+    """Points spread evenly over the standard normal distribution of p dimensions, with exactly its mean and covariance, shape (J, p)."""
+    drawn = ndtri(qmc.Sobol(p, rng=0).random(DRAWS // 2 if 2 * p < DRAWS else 1 << p.bit_length()))
+    points = np.concatenate([drawn, -drawn])
+    return solved(cholesky(points.T @ points / len(points))[0], points.T).T
 
 
 def _weights(log_ratio: Floats) -> Floats:
-    """Importance weights, truncated at sqrt(n) times their mean, so that no node takes all (Ionides 2008)."""
-    ratio = np.exp(log_ratio - log_ratio.max())
-    ratio = np.minimum(ratio, np.sqrt(len(ratio)) * ratio.mean())
-    return ratio / ratio.sum()
+    """Importance weights, shape (m, J), truncated at sqrt(n) times their mean, so that no node takes all (Ionides 2008)."""
+    ratio = np.exp(log_ratio - log_ratio.max(axis=1, keepdims=True))
+    ratio = np.minimum(ratio, np.sqrt(ratio.shape[1]) * ratio.mean(axis=1, keepdims=True))
+    return ratio / ratio.sum(axis=1, keepdims=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -52,8 +52,13 @@ class Hm2(ExpectationPropagation):
         if self.prior not in NORMAL and (self.sigma != "unknown" or self.noise != "shared"):
             raise Misuse(f"prior={self.prior} has a shared, unknown noise variance in phi: leave sigma and noise out")
 
-    @cached_property
-    def hierarchy(self) -> Hierarchy[Any, Any, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        module, _, name = PRIORS[self.prior].partition(":")
-        kind = getattr(import_module(module), name)
-        return kind(sigma=self.sigma, noise=self.noise) if self.prior in NORMAL else kind()
+    @property
+    def hierarchy(self) -> Hierarchy[Any, Any, Any]:
+        return _hierarchy(self.prior, self.sigma, self.noise)
+
+
+@cache
+def _hierarchy(prior: str, sigma: float | str, noise: str) -> Hierarchy[Any, Any, Any]:
+    module, _, name = PRIORS[prior].partition(":")
+    kind = getattr(import_module(module), name)
+    return kind(sigma=sigma, noise=noise) if prior in NORMAL else kind()

@@ -11,11 +11,11 @@ import numpy as np
 from fedcore.compression import Compressed
 from fedcore.gaussian import product
 from fedcore.hm2.axis import Split, TiltedMoments, log_likelihood
-from fedcore.hm2.natural import cholesky
+from fedcore.hm2.natural import cholesky, solved
+from fedcore.hm2.quadrature import gauss_hermite
 from fedcore.rows import Floats
 
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(7)
-WEIGHTS = WEIGHTS / WEIGHTS.sum()
+NODES, WEIGHTS = gauss_hermite(7)
 
 
 @np.errstate(all="ignore")  # what is not finite is found at the end
@@ -29,11 +29,10 @@ def line_moments(rows: Compressed, noise: Floats, cavity: Split, centre: Floats,
     transposed = R.swapaxes(2, 3)
     V = R @ C @ transposed + np.exp(t)[:, :, None, None] * (R @ transposed)
     V[:, :, np.arange(d), np.arange(d)] += noise[:, None, None]
-    V = V.reshape(B * J, d, d)
-    L, proper = cholesky(0.5 * (V + V.swapaxes(1, 2)))
+    L, proper = cholesky((0.5 * (V + V.swapaxes(2, 3))).reshape(B * J, d, d))
     residual = (y - product(R, start)).reshape(B * J, d)
-    half = np.linalg.solve(L, residual[..., None])[..., 0]
-    LR = np.linalg.solve(L, np.repeat(rows.R, J, axis=0))
+    half = solved(L, residual)
+    LR = solved(L, np.repeat(rows.R, J, axis=0))
     repeated = Compressed(*(np.repeat(np.asarray(part), J, axis=0) for part in rows))
     log_density = log_likelihood(repeated, np.repeat(noise, J), L, half).reshape(B, J) - 0.5 * cavity.precision[:, 0] * off**2
     relative = log_density + 0.5 * NODES**2
@@ -60,6 +59,6 @@ def line_moments(rows: Compressed, noise: Floats, cavity: Split, centre: Floats,
     mean, sd = np.column_stack([mean_mu, mean_t]), np.sqrt(v)[:, None]
     shift = np.maximum(np.abs(mean_t - centre[:, 0]) / scale[:, 0], np.abs(np.log(sd / scale))[:, 0])
     middle = slice(J // 2, None, J)
-    error = noise[:, None] * np.linalg.solve(L[middle].swapaxes(1, 2), half[middle][..., None])[..., 0]
+    error = noise[:, None] * solved(L[middle].swapaxes(1, 2), half[middle])
     finite = np.isfinite(mean).all(axis=1) & np.isfinite(covariance).all(axis=(1, 2)) & np.isfinite(log_evidence)
     return TiltedMoments(log_evidence, mean, covariance, sd, shift, error, finite & proper.reshape(B, J).all(axis=1) & (v > 0))

@@ -73,7 +73,7 @@ def natural(mean: Floats, matrix: Floats) -> NaturalParams:
 
 
 def moments(params: NaturalParams) -> Moments:
-    """Mean and covariance, by an eigendecomposition of Q with a unit diagonal."""
+    """Mean and covariance, from Q with a unit diagonal."""
     covariance, proper = inverse(params.matrix)
     return Moments((covariance @ params.shift[..., None])[..., 0], covariance, proper)
 
@@ -86,10 +86,10 @@ def inverse(matrices: Floats) -> tuple[Floats, Booleans]:
     sound = np.asarray(np.isfinite(matrices).all(axis=(-1, -2)) & (diagonal > 0).all(axis=-1))
     scale = 1.0 / np.sqrt(np.where(sound[..., None], diagonal, 1.0))
     unit = np.where(sound[..., None, None], matrices * scale[..., :, None] * scale[..., None, :], identity)
-    values, vectors = np.linalg.eigh(unit)
-    proper = sound & (values[..., 0] > 0)
-    root = scale[..., :, None] * vectors / np.sqrt(np.where(proper[..., None], values, 1.0))[..., None, :]
-    return np.where(proper[..., None, None], root @ root.swapaxes(-1, -2), identity), proper
+    factors, positive = cholesky(unit)
+    proper = sound & positive
+    root = np.linalg.inv(factors) * np.where(proper[..., None], scale, 1.0)[..., None, :]
+    return np.where(proper[..., None, None], root.swapaxes(-1, -2) @ root, identity), proper
 
 
 def log_partition(params: NaturalParams) -> Floats:
@@ -102,16 +102,24 @@ def log_partition(params: NaturalParams) -> Floats:
 
 
 def cholesky(matrices: Floats) -> tuple[Floats, Booleans]:
-    """Lower factors of symmetric matrices, shape (B, d, d), and whether each is positive definite, shape (B,); where it is not, the
+    """Lower factors of symmetric matrices, shape (..., m, m), and whether each is positive definite, shape (...); where it is not, the
     identity stands for its factor."""
-    proper = np.ones(len(matrices), dtype=bool)
+    shape, m = matrices.shape[:-2], matrices.shape[-1]
+    proper: Booleans = np.ones(shape, dtype=np.bool_)
     try:
-        return np.linalg.cholesky(matrices), proper
+        return np.asarray(np.linalg.cholesky(matrices), dtype=np.float64), proper
     except np.linalg.LinAlgError:
-        factors = np.broadcast_to(np.eye(matrices.shape[-1]), matrices.shape).copy()
-    for k, matrix in enumerate(matrices):
+        factors = np.broadcast_to(np.eye(m), matrices.shape).copy()
+    for k in np.ndindex(shape):
         try:
-            factors[k] = np.linalg.cholesky(matrix)
+            factors[k] = np.linalg.cholesky(matrices[k])
         except np.linalg.LinAlgError:
             proper[k] = False
     return factors, proper
+
+
+def solved(factors: Floats, right: Floats) -> Floats:
+    """factors^-1 right, for matrices of shape (..., d, d) and right sides of shape (..., d, q) or, of vectors, (..., d)."""
+    if right.ndim == factors.ndim:
+        return np.asarray(np.linalg.solve(factors, right), dtype=np.float64)
+    return np.asarray(np.linalg.solve(factors, right[..., None])[..., 0], dtype=np.float64)

@@ -13,11 +13,11 @@ import numpy as np
 from fedcore.compression import Compressed
 from fedcore.hm2.axis import Split, TiltedMoments, split
 from fedcore.hm2.natural import NaturalParams, inverse, moments
+from fedcore.hm2.quadrature import gauss_hermite
 from fedcore.hm2.start import own_noise
-from fedcore.rows import Booleans, Floats
+from fedcore.rows import Booleans, Floats, Indices
 
-NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(5)
-WEIGHTS = WEIGHTS / WEIGHTS.sum()
+NODES, WEIGHTS = gauss_hermite(5)
 """The rule on log sigma^2. Three nodes diverge."""
 
 REFINEMENTS, FAR = 4, 0.3
@@ -103,7 +103,7 @@ def integrated(
     nodes = centre[:, None] + scale[:, None] * (np.zeros(1) if prior.known else NODES)
     inner_centre, inner_scale = _inner_rules(prior, q, nodes, d, T)
     result = Integrated(np.empty(m), np.empty((m, p)), np.empty((m, p, p)), np.empty((m, d)), np.empty(m, dtype=bool), centre, scale)
-    left = np.arange(m)
+    left: Indices = np.arange(m)
     for _ in range(REFINEMENTS):
         own = Compressed(*(np.repeat(np.asarray(part)[left], J, axis=0) for part in rows))
         s = (result.noise_centre[left, None] + result.noise_scale[left, None] * (np.zeros(1) if prior.known else NODES)).reshape(-1)
@@ -150,7 +150,7 @@ def _inner_rules(prior: NoisePrior, q: NaturalParams, nodes: Floats, d: int, T: 
     return centre, np.broadcast_to(scale, centre.shape).copy()
 
 
-def _given_noise(prior: NoisePrior, cavity: NaturalParams, left: Floats, s: Floats, J: int, length: int) -> NaturalParams:
+def _given_noise(prior: NoisePrior, cavity: NaturalParams, left: Indices, s: Floats, J: int, length: int) -> NaturalParams:
     """The cavity of (mu, t) for each device that is left and node."""
     shift, precision = (np.repeat(part[left], J, axis=0) for part in cavity)
     if prior.kind != "shared":
@@ -160,11 +160,15 @@ def _given_noise(prior: NoisePrior, cavity: NaturalParams, left: Floats, s: Floa
 
 
 def _combined(
-    prior: NoisePrior, found: TiltedMoments, sound: Booleans, s: Floats, left: Floats, so_far: Integrated
-) -> tuple[tuple[Floats, ...], Floats, tuple[Floats, Floats]]:
+    prior: NoisePrior, found: TiltedMoments, sound: Booleans, s: Floats, left: Indices, so_far: Integrated
+) -> tuple[tuple[Floats | Booleans, ...], Floats, tuple[Floats, Floats]]:
     """Moments over the nodes of the outer rule, how far rules are off, and where the outer one should stand."""
     if prior.known:
-        return (found.log_evidence, found.mean, found.covariance, found.error, sound), np.where(sound, found.shift, np.inf), (s[:, 0],) * 2
+        return (
+            (found.log_evidence, found.mean, found.covariance, found.error, sound),
+            np.where(sound, found.shift, np.inf),
+            (s[:, 0], np.zeros(len(s))),
+        )
     (n, J), length = s.shape, found.mean.shape[1]
     centre, scale, mean, variance = (part[left] for part in (so_far.noise_centre, so_far.noise_scale, prior.mean, prior.variance))
     density = found.log_evidence.reshape(n, J) - 0.5 * (s - mean[:, None]) ** 2 / variance[:, None] + 0.5 * NODES**2

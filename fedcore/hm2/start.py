@@ -71,16 +71,18 @@ def own_noise(rows: Compressed) -> Floats:
     freedom = np.asarray(rows.freedom)
     enough = freedom > 2
     found = np.where(enough, np.asarray(rows.rss) / np.where(enough, freedom, 1.0), 0.5 * np.asarray(rows.power))
-    return np.maximum(found, FLOOR * np.asarray(rows.power) + np.finfo(float).tiny)
+    return np.maximum(found, _least(rows))
+
+
+def _least(rows: Compressed) -> Floats:
+    return FLOOR * np.asarray(rows.power) + np.finfo(float).tiny
 
 
 def own_noise_at(rows: Compressed, point: Point, steps: int = 3) -> Floats:
     """A noise variance for each device, by EM at a point."""
     noise = own_noise(rows)
     for _ in range(steps):
-        noise = np.maximum(
-            _expected(rows, point, noise).residual / np.asarray(rows.n), FLOOR * np.asarray(rows.power) + np.finfo(float).tiny
-        )
+        noise = np.maximum(_expected(rows, point, noise).residual / np.asarray(rows.n), _least(rows))
     return noise
 
 
