@@ -26,7 +26,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcore.algorithm import Aggregated, BatchedAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
-from fedcore.hm2.approximation import Approximation, Proposal, evidence, of_prior, refreshed, with_sites, without
+from fedcore.hm2.approximation import Approximation, Proposal, of_prior, refreshed, with_sites, without
 from fedcore.hm2.hierarchy import Hierarchy
 from fedcore.hm2.natural import NaturalParams, inverse, log_partition, moments, natural
 from fedcore.messages import DeviceInfo, Stacked, stacked
@@ -106,7 +106,7 @@ class Current(NamedTuple):
 
 
 class Info(NamedTuple):
-    """Of a round: the log evidence, NaN until every device has refreshed its site; see `Approximation` for the others."""
+    """Of a round; see `Approximation`."""
 
     log_evidence: float
     change: float
@@ -212,11 +212,11 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         if not all_finite(up):
             return _failed(server)
         if phase in (MAIN, SECOND):
-            found = refreshed(server.approximation, cohort, up, self.damping)
+            found = refreshed(server.approximation, server.prior, cohort, up, self.damping)
             if found is None:
                 return _failed(server)
             server = _with_approximation(server, found)._replace(second_rounds=server.second_rounds + (phase == SECOND))
-            info = Info(evidence(found, server.prior), found.change, found.damping, float(found.skipped))
+            info = Info(found.log_evidence, found.change, found.damping, float(found.skipped))
             return Aggregated(self._next(server, phase), found.damping, info)
         heard, new = server.heard.copy(), ~server.heard[list(cohort)]
         heard[list(cohort)] = True
@@ -242,7 +242,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             return server
         if phase == MAIN and self.start == "both" and self.hierarchy.another_mode(server.approximation.q):
             return server._replace(phase=server.phase + 1, which=1)
-        first, second = (evidence(each, server.prior) for each in server.approximations)
+        first, second = (each.log_evidence for each in server.approximations)
         better = phase == SECOND and second > first and server.approximation.change < self.tolerance
         return server._replace(which=int(better or (phase == MAIN and server.which)), ended=True)
 

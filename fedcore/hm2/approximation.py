@@ -16,6 +16,10 @@ from fedcore.rows import Floats
 MOST_OF_A_DIRECTION = 0.8
 """The share of its precision that the approximation may lose in any direction in one round."""
 
+LONGEST_STEP, HALVINGS = 3.0, 30
+"""How many of its standard deviations a mean may move in one round. From far away, as from the prior, many proposals together point past
+the mark: each device takes the distance for its own to explain."""
+
 
 class Approximation(NamedTuple):
     """q(phi), and what of it is whose.
@@ -27,7 +31,11 @@ class Approximation(NamedTuple):
     sites
         What was taken of each device, with a leading axis K.
     terms
-        Each device's log Z_k + Phi(cavity) - Phi(q) when its site was last refreshed, shape (K,), NaN before; Phi is `log_partition`.
+        Each device's log Z_k + Phi(cavity) - Phi(q), for cavity and q of the round in which its site was last refreshed, shape (K,), NaN
+        before; Phi is `log_partition`.
+    log_evidence
+        Expectation propagation's, of the q that the last round began with: there an error of q changes it by the square of it alone. NaN
+        until every device has refreshed its site.
     change
         By how much of its standard deviation the last round would have moved a mean, or by which share changed a standard deviation, had
         all that was proposed been taken; inf unless every device answered.
@@ -40,6 +48,7 @@ class Approximation(NamedTuple):
     q: NaturalParams
     sites: NaturalParams
     terms: Floats
+    log_evidence: float
     change: float
     damping: float
     skipped: int
@@ -64,7 +73,7 @@ class Proposal(NamedTuple):
 def of_prior(prior: NaturalParams, K: int) -> Approximation:
     """The prior, before any site of K devices."""
     sites = NaturalParams(*(np.zeros((K, len(part))) for part in prior))
-    return Approximation(prior, sites, np.full(K, np.nan), np.inf, 1.0, 0)
+    return Approximation(prior, sites, np.full(K, np.nan), np.nan, np.inf, 1.0, 0)
 
 
 def with_sites(approximation: Approximation, cohort: Sequence[int], changes: NaturalParams) -> Approximation:
@@ -73,13 +82,15 @@ def with_sites(approximation: Approximation, cohort: Sequence[int], changes: Nat
     return approximation._replace(q=approximation.q.plus(changes.total()), sites=sites)
 
 
-def refreshed(approximation: Approximation, cohort: Sequence[int], proposal: Proposal, damping: float) -> Approximation | None:
-    """The approximation after a round; None where no fraction of what was proposed leaves it a distribution.
+def refreshed(
+    approximation: Approximation, prior: NaturalParams, cohort: Sequence[int], proposal: Proposal, damping: float
+) -> Approximation | None:
+    """The approximation after a round; None where no fraction of what was proposed leaves it a distribution near the one before.
 
     Parameters
     ----------
-    approximation
-        From before.
+    approximation, prior
+        From before, and what is without sites.
     cohort
         Who answered, ascending.
     proposal
@@ -87,30 +98,23 @@ def refreshed(approximation: Approximation, cohort: Sequence[int], proposal: Pro
     damping
         The most that is to be taken, in (0, 1].
     """
-    before, K = moments(approximation.q), len(approximation.terms)
+    K, phi = len(approximation.terms), log_partition(approximation.q)
     total, anew = proposal.site.total(), np.asarray(proposal.skipped) == 0
-    fraction = min(damping, _largest_fraction(approximation.q, total))
-    q = approximation.q.plus(total, fraction)
-    after = moments(q)
-    if not (after.proper and np.isfinite(after.mean).all()):
+    found = _largest_step(approximation.q, total, damping)
+    if found is None:
         return None
-    sd, sd_before = (np.sqrt(np.diagonal(found.covariance)) for found in (after, before))
-    moved = max(np.abs((after.mean - before.mean) / sd).max(), np.abs(np.log(sd / sd_before)).max())
+    q, fraction, moved = found
     terms = approximation.terms.copy()
-    terms[np.asarray(cohort)[anew]] = proposal.term[anew] - log_partition(approximation.q)
+    terms[np.asarray(cohort)[anew]] = proposal.term[anew] - phi
     return Approximation(
         q,
         _moved(approximation.sites, cohort, proposal.site, fraction),
         terms,
-        float(moved / fraction) if len(cohort) == K else np.inf,
+        float(phi - log_partition(prior) + terms.sum()),
+        moved / fraction if len(cohort) == K else np.inf,
         fraction,
         int(np.count_nonzero(~anew)),
     )
-
-
-def evidence(approximation: Approximation, prior: NaturalParams) -> float:
-    """Expectation propagation's log evidence, exact at a fixed point; NaN until every device has refreshed its site."""
-    return float(log_partition(approximation.q) - log_partition(prior) + approximation.terms.sum())
 
 
 def without(approximation: Approximation, prior: NaturalParams, places: Sequence[int | None]) -> Approximation:
@@ -127,6 +131,22 @@ def _moved(sites: NaturalParams, cohort: Sequence[int], changes: NaturalParams, 
     moved.shift[cohort] += fraction * changes.shift
     moved.precision[cohort] += fraction * changes.precision
     return moved
+
+
+def _largest_step(q: NaturalParams, change: NaturalParams, most: float) -> tuple[NaturalParams, float, float] | None:
+    """q after as much of a change as leaves it a distribution and near, which fraction that is, and by how much it has moved."""
+    before = moments(q)
+    sd_before = np.sqrt(np.diagonal(before.covariance))
+    fraction = min(most, _largest_fraction(q, change))
+    for _ in range(HALVINGS):
+        changed = q.plus(change, fraction)
+        after = moments(changed)
+        step = np.abs(after.mean - before.mean)
+        if after.proper and (step <= LONGEST_STEP * sd_before).all():
+            sd = np.sqrt(np.diagonal(after.covariance))
+            return changed, fraction, float(max((step / sd).max(), np.abs(np.log(sd / sd_before)).max()))
+        fraction *= 0.5
+    return None
 
 
 def _largest_fraction(q: NaturalParams, change: NaturalParams) -> float:
