@@ -141,6 +141,9 @@ class InProcess:
         if states is not devices:
             for i, k in enumerate(call.cohort):
                 self.memories[k] = Memory(devices[i], int(call.state.taken_round[k]), states[i], call.round_num)
+        else:  # nothing moved, but a receipt will speak of this round
+            for k in self.memories.keys() & set(call.cohort):
+                self.memories[k] = self.memories[k].awaiting(self.memories[k].accepted, call.round_num)
         return Answers(call.cohort, ups, infos)
 
     def aggregate(self, server: Any, answers: Answers) -> Aggregated:

@@ -20,15 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.random import Generator
 
 from fedcore.algorithm import Aggregated, BatchedAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
 from fedcore.hm2.approximation import Approximation, Proposal, of_prior, refreshed, with_sites, without
+from fedcore.hm2.certificate import LEAST, Certificate, certified, draws, no_certificate
 from fedcore.hm2.hierarchy import Hierarchy
 from fedcore.hm2.natural import NaturalParams, inverse, log_partition, moments, natural
+from fedcore.hm2.state import Ask, Check, Current, Device, Info, LogFactors, Server
 from fedcore.messages import DeviceInfo, Stacked, stacked
 from fedcore.options import choice, number
 from fedcore.rows import Booleans, DeviceData, Floats, Scalar
@@ -40,78 +42,12 @@ STARTERS, START_ROUNDS = 10, 10
 SECOND_ROUNDS = 50
 """The most rounds of the phase `second`."""
 
-SITES, MAIN, SECOND = "sites", "main", "second"
+SITES, MAIN, SECOND, CERTIFICATE = "sites", "main", "second", "certificate"
+
+FEW = 30
+"""Fleets of at most so many devices are given a certificate unless it is asked for, or refused, by word."""
 
 M = TypeVar("M", bound=tuple[Any, ...])
-
-
-class Server(NamedTuple):
-    """What the server knows.
-
-    Attributes
-    ----------
-    prior
-        Of phi.
-    point, total, rounds, heard
-        The start: what is known so far, sums of the phase, its rounds, and who has answered it, shape (K,).
-    phase
-        Which of `ExpectationPropagation.phases` it is in.
-    which
-        The approximation, 0 or 1, that is refreshed, and at the end the one that is kept.
-    approximations
-        Of the phase `main`, and of the phase `second`.
-    second_rounds
-        How many rounds `second` took.
-    ended, failed
-        Whether the run has converged, and whether an update was not finite or left no distribution.
-    """
-
-    prior: NaturalParams
-    point: Any
-    total: Any
-    rounds: int
-    heard: Booleans
-    phase: int
-    which: int
-    approximations: tuple[Approximation, Approximation]
-    second_rounds: int
-    ended: bool
-    failed: bool
-
-    @property
-    def approximation(self) -> Approximation:
-        """The current one."""
-        return self.approximations[self.which]
-
-
-class Device(NamedTuple):
-    """What a device keeps: what its model keeps, and its site in each of the two approximations (an axis of length 2)."""
-
-    private: Any
-    sites: NaturalParams
-
-
-class Ask(NamedTuple):
-    """To a device in the start: the number of the phase, and the point."""
-
-    phase: Scalar
-    point: Any
-
-
-class Current(NamedTuple):
-    """To a device: the approximation, and which one it is."""
-
-    q: NaturalParams
-    which: Scalar
-
-
-class Info(NamedTuple):
-    """Of a round; see `Approximation`."""
-
-    log_evidence: float
-    change: float
-    damping: float
-    skipped: float
 
 
 @dataclass(frozen=True)
@@ -125,19 +61,24 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
     tolerance
         The run has converged once a round in which every device answered would move no mean of phi by more than this share of its
         standard deviation, and change no standard deviation by more.
+    certificate
+        Whether to check phi's posterior by importance sampling, and to mend it: "on", "off", or "auto", in fleets of at most 30 devices.
+        It takes one more round in which every device answers.
     start
         "warm", by the model's own start; "zero", from the prior; or "both", which tries the second where phi may have another mode.
     """
 
     damping: float = 1.0
     tolerance: float = 1e-3
-    start: str = "both"
+    start: Literal["both", "warm", "zero"] = "both"
+    certificate: Literal["auto", "on", "off"] = "auto"
 
     def __post_init__(self) -> None:
         """Raises Misuse on an option out of bounds."""
         number("damping", self.damping, 0, 1, above=True)
         number("tolerance", self.tolerance, 0, 1, above=True)
         choice("start", self.start, ("both", "warm", "zero"))
+        choice("certificate", self.certificate, ("auto", "on", "off"))
 
     @property
     def hierarchy(self) -> Hierarchy[Any, Any, Any]:
@@ -148,12 +89,13 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
     def phases(self) -> tuple[str, ...]:
         """What a run goes through."""
         start = () if self.start == "zero" else (*self.hierarchy.START, SITES)
-        return (*start, MAIN, SECOND)
+        return (*start, MAIN, SECOND, CERTIFICATE)
 
     def init_server(self, spec: FleetSpec) -> Server:
         K, prior = len(spec.device_ids), self.hierarchy.prior(spec.d)
         nothing, empty = np.zeros(K, dtype=bool), of_prior(prior, K)
-        return Server(prior, self.hierarchy.start(spec.d), (), 0, nothing, 0, 0, (empty, empty), 0, ended=False, failed=False)
+        point, certificate = self.hierarchy.start(spec.d), no_certificate(len(prior.shift))
+        return Server(prior, point, (), 0, nothing, 0, 0, (empty, empty), 0, certificate, ended=False, failed=False)
 
     def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[Device]:
         m, prior = len(datas), self.hierarchy.prior(spec.d)
@@ -162,8 +104,9 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
 
     def broadcasts(self, server: Server, cohort: Sequence[int]) -> Sequence[Any]:
         phase = self.phases[server.phase]
-        current = Current(server.approximation.q, float(server.which))
-        return _to_all(current if phase in (MAIN, SECOND) else Ask(float(server.phase), server.point), len(cohort))
+        if server.ended or phase in (MAIN, SECOND):
+            return _to_all(Current(server.approximation.q, float(server.which)), len(cohort))
+        return _to_all(Check(server.approximation.q) if phase == CERTIFICATE else Ask(float(server.phase), server.point), len(cohort))
 
     def local_steps(
         self, downs: Sequence[Any], devices: Sequence[Device], datas: Sequence[DeviceData], rngs: Sequence[Generator]
@@ -177,7 +120,11 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             change = self.hierarchy.start_sites(point, device.private).minus(_site(device, 0))
             up = Proposal(change, np.zeros(m), np.zeros(m))
             return Stacked(_with_site(device, 0, change), m), Stacked(up, m), infos
-        which, q = int(np.asarray(down.which)[0]), _first(down.q)
+        q = _first(down.q)
+        if isinstance(down, Check):
+            values = np.maximum(self.hierarchy.log_factor(device.private, draws(q)), LEAST)
+            return devices, Stacked(LogFactors(values), m), Stacked(DeviceInfo(self.hierarchy.loss(device.private)), m)
+        which = int(np.asarray(down.which)[0])
         private, up, loss = self._refreshed(device, which, q)
         return Stacked(_with_site(device._replace(private=private), which, up.site), m), Stacked(up, m), Stacked(DeviceInfo(loss), m)
 
@@ -225,6 +172,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             server = _with_approximation(server, with_sites(server.approximation, cohort, up.site))
         else:
             server = server._replace(total=_added(server.total, _taken(up, new)))
+        if phase == CERTIFICATE:
+            return Aggregated(_certified(server), 1.0, Info(server.approximation.log_evidence, np.nan, 1.0, 0.0))
         if heard.sum() >= min(len(heard), STARTERS) or server.rounds >= START_ROUNDS:
             server = self._started(server, phase)
         whole = all_finite(tuple(server.point)) and moments(server.approximation.q).proper
@@ -244,7 +193,10 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             return server._replace(phase=server.phase + 1, which=1)
         first, second = (each.log_evidence for each in server.approximations)
         better = phase == SECOND and second > first and server.approximation.change < self.tolerance
-        return server._replace(which=int(better or (phase == MAIN and server.which)), ended=True)
+        server = server._replace(which=int(better or (phase == MAIN and server.which)))
+        if self.certificate == "off" or (self.certificate == "auto" and len(server.heard) > FEW):
+            return server._replace(ended=True)
+        return server._replace(phase=self.phases.index(CERTIFICATE), total=(), rounds=0, heard=np.zeros_like(server.heard))
 
     def status(self, server: Server) -> Continue | Outcome:
         if server.failed:
@@ -256,6 +208,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         if server.second_rounds:
             kept = "the one from the prior" if server.which else "the one from the start"
             message += f"; of two modes {kept} has the larger evidence"
+        if np.isfinite(server.certificate.k):
+            message += f"; {_told(server.certificate)}"
         if skipped := server.approximation.skipped:
             message += f"; {skipped} of {len(server.heard)} devices had no proposal in it, try a smaller damping"
         return Outcome("converged", message, ok=True)
@@ -284,31 +238,6 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         return initial._replace(sites=device.sites)
 
 
-def phi(server: Server, blocks: dict[str, int], level: float = 0.9) -> dict[str, dict[str, list[float]]]:
-    """Means, standard deviations and equal-tailed intervals of phi, by block.
-
-    Parameters
-    ----------
-    server
-        Of a run past its start.
-    blocks
-        Names and lengths; see `Hierarchy.blocks`.
-    level
-        Probability of an interval.
-    """
-    from scipy.special import ndtri
-
-    found = moments(server.approximation.q)
-    sd = np.sqrt(np.diagonal(found.covariance))
-    reach = sd * ndtri((1.0 + level) / 2.0)
-    columns = {"mean": found.mean, "sd": sd, "lower": found.mean - reach, "upper": found.mean + reach}
-    ends = np.cumsum(list(blocks.values()))
-    return {
-        block: {name: values[end - length : end].tolist() for name, values in columns.items()}
-        for (block, length), end in zip(blocks.items(), ends.tolist(), strict=True)
-    }
-
-
 def _site(device: Device, which: int) -> NaturalParams:
     return NaturalParams(*(np.ascontiguousarray(part[:, which]) for part in device.sites))
 
@@ -327,6 +256,20 @@ def _with_approximation(server: Server, found: Approximation) -> Server:
 
 def _failed(server: Server) -> Aggregated:
     return Aggregated(server._replace(failed=True), 1.0, Info(np.nan, np.nan, 1.0, 0.0))
+
+
+def _certified(server: Server) -> Server:
+    """With the certificate once every device was heard, or without where some stay away."""
+    if server.heard.all():
+        approximation = server.approximation
+        return server._replace(certificate=certified(approximation.q, server.prior, server.total.values), total=(), ended=True)
+    return server._replace(total=(), ended=True) if server.rounds >= START_ROUNDS else server
+
+
+def _told(certificate: Certificate) -> str:
+    if certificate.reliable:
+        return f"phi's moments are those of importance sampling, with Pareto k = {certificate.k:.2f}"
+    return f"importance sampling could not check them, with Pareto k = {certificate.k:.2f}, so intervals may be too narrow"
 
 
 def _to_all(message: M, m: int) -> Stacked[M]:

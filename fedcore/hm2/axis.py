@@ -16,7 +16,7 @@ import numpy as np
 
 from fedcore.compression import Compressed
 from fedcore.gaussian import product
-from fedcore.hm2.natural import LOG_2PI, NaturalParams, cholesky, inverse, solved
+from fedcore.hm2.natural import LOG_2PI, NaturalParams, cholesky, inverse, logdet, solved
 from fedcore.hm2.quadrature import gauss_hermite
 from fedcore.rows import Booleans, Floats, Indices
 
@@ -170,8 +170,3 @@ def log_likelihood(rows: Compressed, noise: Floats, L: Floats, half: Floats) -> 
     diagonal = np.ascontiguousarray(np.diagonal(L, axis1=1, axis2=2))
     explained = -np.log(diagonal).sum(axis=1) - 0.5 * (half**2).sum(axis=1)
     return explained - 0.5 * (rows.n - d) * np.log(noise) - 0.5 * rows.rss / noise - 0.5 * rows.n * LOG_2PI
-
-
-def logdet(matrices: Floats) -> Floats:
-    """Logarithms of determinants."""
-    return np.linalg.slogdet(matrices)[1]

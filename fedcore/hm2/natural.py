@@ -123,3 +123,8 @@ def solved(factors: Floats, right: Floats) -> Floats:
     if right.ndim == factors.ndim:
         return np.asarray(np.linalg.solve(factors, right), dtype=np.float64)
     return np.asarray(np.linalg.solve(factors, right[..., None])[..., 0], dtype=np.float64)
+
+
+def logdet(matrices: Floats) -> Floats:
+    """Logarithms of determinants."""
+    return np.linalg.slogdet(matrices)[1]

@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 
 from fedcore.fit import FitResult, fit
-from fedcore.hm2.algorithm import phi
 from fedcore.hm2.hm2 import Hm2
+from fedcore.hm2.state import phi
 from fedcore.rows import DeviceData
 
 FOLDER = Path(__file__).parents[2] / "reference"

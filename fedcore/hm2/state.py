@@ -1,0 +1,126 @@
+"""What server and devices of `fedcore.hm2.algorithm` know and tell, and phi as it is reported."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import ndtri
+
+from fedcore.hm2.approximation import Approximation
+from fedcore.hm2.certificate import Certificate
+from fedcore.hm2.natural import NaturalParams, moments
+from fedcore.rows import Booleans, Floats, Scalar
+
+
+class Server(NamedTuple):
+    """What the server knows.
+
+    Attributes
+    ----------
+    prior
+        Of phi.
+    point, total, rounds, heard
+        Of the start what is known so far; of a phase of the start, or of the certificate, sums, rounds, and who has answered, shape (K,).
+    phase
+        Which of `ExpectationPropagation.phases` it is in.
+    which
+        The approximation, 0 or 1, that is refreshed, and at the end the one that is kept.
+    approximations
+        Of the phase `main`, and of the phase `second`.
+    second_rounds
+        How many rounds `second` took.
+    certificate
+        See `fedcore.hm2.certificate`.
+    ended, failed
+        Whether the run has converged, and whether an update was not finite or left no distribution.
+    """
+
+    prior: NaturalParams
+    point: Any
+    total: Any
+    rounds: int
+    heard: Booleans
+    phase: int
+    which: int
+    approximations: tuple[Approximation, Approximation]
+    second_rounds: int
+    certificate: Certificate
+    ended: bool
+    failed: bool
+
+    @property
+    def approximation(self) -> Approximation:
+        """The current one."""
+        return self.approximations[self.which]
+
+
+class Device(NamedTuple):
+    """What a device keeps: what its model keeps, and its site in each of the two approximations (an axis of length 2)."""
+
+    private: Any
+    sites: NaturalParams
+
+
+class Ask(NamedTuple):
+    """To a device in the start: the number of the phase, and the point."""
+
+    phase: Scalar
+    point: Any
+
+
+class Current(NamedTuple):
+    """To a device: the approximation, and which one it is."""
+
+    q: NaturalParams
+    which: Scalar
+
+
+class Check(NamedTuple):
+    """To a device: the approximation around which it makes the certificate's draws."""
+
+    q: NaturalParams
+
+
+class LogFactors(NamedTuple):
+    """From a device: log f_k at the draws, shape (S,)."""
+
+    values: Floats
+
+
+class Info(NamedTuple):
+    """Of a round; see `Approximation`."""
+
+    log_evidence: float
+    change: float
+    damping: float
+    skipped: float
+
+
+def phi(server: Server, blocks: dict[str, int], level: float = 0.9) -> dict[str, dict[str, list[float]]]:
+    """Means, standard deviations and equal-tailed intervals of phi, by block: of the certificate's draws where these are reliable.
+
+    Parameters
+    ----------
+    server
+        Of a run past its start.
+    blocks
+        Names and lengths; see `Hierarchy.blocks`.
+    level
+        Probability of an interval.
+    """
+    tail = 0.5 * (1.0 - level)
+    if server.certificate.reliable:
+        draws = server.certificate
+        mean, sd = draws.mean, np.sqrt(np.diagonal(draws.covariance))
+        lower, upper = draws.quantiles(tail), draws.quantiles(1.0 - tail)
+    else:
+        found = moments(server.approximation.q)
+        mean, sd = found.mean, np.sqrt(np.diagonal(found.covariance))
+        lower, upper = mean + sd * ndtri(tail), mean - sd * ndtri(tail)
+    columns = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
+    ends = np.cumsum(list(blocks.values()))
+    return {
+        block: {name: values[end - length : end].tolist() for name, values in columns.items()}
+        for (block, length), end in zip(blocks.items(), ends.tolist(), strict=True)
+    }
