@@ -165,6 +165,10 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
         """`finalize` for several devices, equal to it to the last bit; overridden where batching pays."""
         return [self.finalize(*each) for each in zip(downs, devices, datas, strict=True)]
 
+    def findings(self, server: Server, spec: FleetSpec) -> dict[str, Any]:
+        """What a run has found beside coefficients, by name: finite numbers, or mappings to lists of them; None for what there is not."""
+        return {}
+
     def newcomer(self, server: Server) -> Down:
         """What a device outside the fleet is told, with which `finalize` gives it a result from its initial state.
 

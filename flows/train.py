@@ -11,7 +11,7 @@ from flows.config import TrainConfig
 from flows.fleet import Fleet
 from flows.parent import Parent
 from flows.running import TASK_RUNNER, Run, at_end, open_data, reopened, run_rounds, scalars, seconds, sent
-from tasks.results import figures, write_results
+from tasks.results import figures, write_phi, write_results
 
 
 @flow(name="fedlin-train", flow_run_name="{run_id}", task_runner=TASK_RUNNER, persist_result=False)
@@ -43,7 +43,7 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
         checkpoint, reports = at_end(fleet, run_rounds(fleet, folder, run.tracker), fleet.finalize)
         outcome = checkpoint.outcome
         assert outcome is not None
-        told = list(reports.values())
+        told, findings = list(reports.values()), fleet.algorithm.findings(checkpoint.state.server, fleet.spec)
         if told:
             write_results(
                 folder.results,
@@ -54,10 +54,13 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
                 fitted=fleet.dataset.fitted,
                 gaps=folder.manifest()["gaps"],
             )
+            if phi := findings.get("phi"):
+                write_phi(folder.results, phi, fleet.dataset.design_names)
         result = {
             "algorithm": run.config.algorithm,
             **sent(checkpoint.history, [folder]),
             **figures(told),
+            **findings,
             "devices_missing": sorted(set(fleet.device_ids) - set(reports)),
         }
         run.tracker.log_rounds(scalars(checkpoint.history))  # a run that had ended before may be known there in part only

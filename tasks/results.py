@@ -84,6 +84,19 @@ def write_results(
     write_durably(folder / "devices.parquet", _parquet(table))
 
 
+def write_phi(folder: Place, phi: Mapping[str, Mapping[str, Sequence[float]]], coefficients: Sequence[str]) -> None:
+    """Write `phi.parquet`, a row for each hyper-parameter: `block`, `feature` (the design column; "" for one that all share), `mean`, `sd`,
+    `lower` and `upper` (the equal-tailed interval at 90 %)."""
+    columns: dict[str, list[Any]] = {name: [] for name in ("block", "feature", "mean", "sd", "lower", "upper")}
+    for block, found in phi.items():
+        count = len(found["mean"])
+        columns["block"] += [block] * count
+        columns["feature"] += coefficients if count == len(coefficients) else [""] * count
+        for name, values in found.items():
+            columns[name] += values
+    write_durably(folder / "phi.parquet", _parquet(pa.table(columns)))
+
+
 def posterior_table(known: Mapping[str, AnyPosterior], coefficients: Sequence[str]) -> pa.Table:
     """Posteriors as a table with a row for each device and coefficient.
 

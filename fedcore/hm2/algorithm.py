@@ -30,7 +30,7 @@ from fedcore.hm2.approximation import Approximation, Proposal, of_prior, refresh
 from fedcore.hm2.certificate import LEAST, Certificate, certified, draws, no_certificate
 from fedcore.hm2.hierarchy import Hierarchy
 from fedcore.hm2.natural import NaturalParams, inverse, log_partition, moments, natural
-from fedcore.hm2.state import Ask, Check, Current, Device, Info, LogFactors, Server
+from fedcore.hm2.state import Ask, Check, Current, Device, Info, LogFactors, Server, phi
 from fedcore.messages import DeviceInfo, Stacked, stacked
 from fedcore.options import choice, number
 from fedcore.rows import Booleans, DeviceData, Floats, Scalar
@@ -95,7 +95,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         K, prior = len(spec.device_ids), self.hierarchy.prior(spec.d)
         nothing, empty = np.zeros(K, dtype=bool), of_prior(prior, K)
         point, certificate = self.hierarchy.start(spec.d), no_certificate(len(prior.shift))
-        return Server(prior, point, (), 0, nothing, 0, 0, (empty, empty), 0, certificate, ended=False, failed=False)
+        trace = NaturalParams(*(np.zeros((0, len(part))) for part in prior))
+        return Server(prior, point, (), 0, nothing, 0, 0, (empty, empty), 0, certificate, trace, ended=False, failed=False)
 
     def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[Device]:
         m, prior = len(datas), self.hierarchy.prior(spec.d)
@@ -162,7 +163,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             found = refreshed(server.approximation, server.prior, cohort, up, self.damping)
             if found is None:
                 return _failed(server)
-            server = _with_approximation(server, found)._replace(second_rounds=server.second_rounds + (phase == SECOND))
+            trace = NaturalParams(*(np.concatenate([old, new[None]]) for old, new in zip(server.trace, found.q, strict=True)))
+            server = _with_approximation(server, found)._replace(trace=trace, second_rounds=server.second_rounds + (phase == SECOND))
             info = Info(found.log_evidence, found.change, found.damping, float(found.skipped))
             return Aggregated(self._next(server, phase), found.damping, info)
         heard, new = server.heard.copy(), ~server.heard[list(cohort)]
@@ -224,6 +226,15 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         q = _first(down.q)
         cavity, _ = self._cavity(_site(device, int(np.asarray(down.which)[0])), q)
         return [DeviceResult(each.mean, each) for each in self.hierarchy.coefficients(device.private, q, cavity)]
+
+    def findings(self, server: Server, spec: FleetSpec) -> dict[str, Any]:
+        known = moments(server.approximation.q).proper and not server.failed
+        evidence, k = server.approximation.log_evidence, server.certificate.k
+        return {
+            "phi": phi(server, self.hierarchy.blocks(spec.d)) if known else None,
+            "log_evidence": evidence if np.isfinite(evidence) else None,
+            "pareto_k": k if np.isfinite(k) else None,
+        }
 
     def newcomer(self, server: Server) -> Any:
         return self.broadcast(server, 0)

@@ -32,6 +32,8 @@ class Server(NamedTuple):
         How many rounds `second` took.
     certificate
         See `fedcore.hm2.certificate`.
+    trace
+        q after each round of expectation propagation, with a leading axis.
     ended, failed
         Whether the run has converged, and whether an update was not finite or left no distribution.
     """
@@ -46,6 +48,7 @@ class Server(NamedTuple):
     approximations: tuple[Approximation, Approximation]
     second_rounds: int
     certificate: Certificate
+    trace: NaturalParams
     ended: bool
     failed: bool
 

@@ -42,14 +42,14 @@ def conclude(
     result
         `result.json`.
     reported
-        What the line tells of it.
+        What the line tells of it, where it is there.
     show
         Shows a command's own part of the result.
     as_json
         Whether the line is wanted.
     """
     if as_json:
-        print(json.dumps({key: result[key] for key in (*reported, *OF_A_RUN)}, allow_nan=False), flush=True)
+        print(json.dumps({key: result[key] for key in (*reported, *OF_A_RUN) if key in result}, allow_nan=False), flush=True)
     else:
         out = console()
         show(out, result)

@@ -25,6 +25,9 @@ REPORTED = (
     "message",
     "a_rmse",
     "a_rmse_separate",
+    "phi",
+    "log_evidence",
+    "pareto_k",
 )
 
 

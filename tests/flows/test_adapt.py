@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from mlflow import MlflowClient
 
 from fedcore import Eb, fit
 from fedcore.algorithm import FleetSpec
 from fedcore.data import Dataset, load_fleet
+from fedcore.hm2.hm2 import Hm2
 from flows.cli.app import main
 from flows.config import TrainConfig
 from flows.orchestrator import Orchestrator
@@ -88,3 +90,52 @@ def test_who_cannot_come(
     for words, reason in refused.items():
         assert said(monkeypatch, capsys, *words) == (2, f"fedlin: error: {reason}")
     assert [folder.name for folder in (home / "runs").iterdir()] == ["first"]
+
+
+def test_a_device_joins_and_another_one_is_unlearned(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each time the fleet goes on as a run of its own, and ends where a fit of the new fleet does."""
+    datas = load_fleet(fleet())
+    trained(home, "hm2", ("a", "b", "c", "d"), sigma=0.3, tolerance=1e-6, certificate="off")
+    status, line = said(monkeypatch, capsys, "adapt", "first", "--device", "e", "--join", "--rounds", "20", "--json")
+    assert status == 0
+    joined = json.loads(line)
+    status, line = said(monkeypatch, capsys, "remove", joined["run_id"], "--device", "b", "--rounds", "20", "--json")
+    assert status == 0
+    removed = json.loads(line)
+    algorithm = Hm2(sigma=0.3, tolerance=1e-6, certificate="off")
+    for told, names in ((joined, "abcde"), (removed, "acde")):
+        folder = home / "runs" / told["run_id"]
+        assert (told["outcome"], told["algorithm"]) == ("converged", "hm2")
+        assert json.loads((folder / "config.json").read_text())["given"]["devices"] == list(names)
+        expected = fit(algorithm, {name: datas[name] for name in names}, rounds=60)
+        phi = algorithm.findings(expected.server, FleetSpec(tuple(names), 3))["phi"]
+        for block in ("mu", "log_tau"):
+            np.testing.assert_allclose(told["phi"][block]["mean"], phi[block]["mean"], atol=1e-4)
+        with np.load(folder / "results/theta.npz") as found:
+            assert found["devices"].tolist() == list(names)
+            np.testing.assert_allclose(found["Theta"].T, [expected.theta[name] for name in names], atol=1e-4)
+    # Which run it came from is known to MLflow.
+    run = MlflowClient(f"sqlite:///{home}/mlflow.db").get_run(removed["mlflow_run_id"])
+    assert run.data.params["parent"] == joined["run_id"]
+    assert {artifact.path for artifact in MlflowClient(f"sqlite:///{home}/mlflow.db").list_artifacts(removed["mlflow_run_id"])} >= {
+        "phi.parquet",
+        "posteriors.parquet",
+        "server.npz",
+    }
+
+
+def test_a_device_that_lost_its_state_cannot_go_on(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet()
+    trained(home, "hm2", ("a", "b", "c", "d"), sigma=0.3)
+    (home / "datasets/small/device=c/.fedlin/first.npz").unlink()
+    status, line = said(monkeypatch, capsys, "remove", "first", "--device", "b")
+    assert status == 2
+    assert "device c: its state of run first is missing or damaged: restore the device's .fedlin folder, or start a new run" in line
+    # It may itself be taken out: the server knows what it took of it.
+    status, line = said(monkeypatch, capsys, "remove", "first", "--device", "c", "--json")
+    assert status == 0
+    assert json.loads(line)["phi"]["mu"]["mean"]
