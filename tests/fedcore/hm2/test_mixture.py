@@ -71,6 +71,15 @@ def test_shortest_intervals(seed: int, level: float) -> None:
         assert (length <= (1 + 1e-9) * other).all()
 
 
+@given(st.integers(0, 10_000), st.floats(0.05, 0.995))
+def test_shortest_intervals_with_several_modes(seed: int, level: float) -> None:
+    mixture = Mixture.of(*drawn(seed, decades=6.0))
+    shortest, equal = mixture.shortest(level), mixture.equal_tailed(level)
+    assert (np.diff(shortest) <= np.diff(equal)).all()
+    covered = mixture.tails(shortest[:, 1]).below - mixture.tails(shortest[:, 0]).below
+    np.testing.assert_allclose(covered, level, atol=1e-10)
+
+
 def test_against_integration() -> None:
     weight, mean, variance, scale = drawn(3, decades=0.5)
     mixture = Mixture.of(weight, mean, variance, scale)
