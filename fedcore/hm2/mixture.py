@@ -87,7 +87,7 @@ class Mixture:
         return self._intervals(rows, np.full(len(rows), tail), np.full(len(rows), tail)).reshape(*self.shape, 2)
 
     def shortest(self, level: float) -> Floats:
-        """Shortest intervals, shape (*shape, 2), for densities with one mode; for others one that has no shorter one next to it.
+        """Shortest intervals, shape (*shape, 2), for densities with one mode; for others none that is longer than the equal-tailed one.
 
         The density is the same at both ends. The probability below, a share of what is outside, is found by bisection with secants.
         """
@@ -98,9 +98,9 @@ class Mixture:
         active, side = rows, np.zeros(len(rows))
         for _ in range(MOST):
             ends = self._intervals(active, outside * share[active], outside * (1.0 - share[active]))
-            with np.errstate(divide="ignore"):
+            with np.errstate(divide="ignore", invalid="ignore"):
                 lower, upper = (np.log(self._tails(active, end).density) for end in ends.T)
-            gap = upper - lower
+                gap = upper - lower
             right = gap > 0  # the interval should move up
             low[active], falls[active] = np.where(right, share[active], low[active]), np.where(right, gap, falls[active])
             high[active], rises[active] = np.where(right, high[active], share[active]), np.where(right, rises[active], gap)
@@ -118,7 +118,9 @@ class Mixture:
             share[active] = moved[active]
             if not len(active):
                 break
-        return self._intervals(rows, outside * share, outside * (1.0 - share)).reshape(*self.shape, 2)
+        found = self._intervals(rows, outside * share, outside * (1.0 - share)).reshape(*self.shape, 2)
+        equal = self.equal_tailed(level)
+        return np.where(np.diff(found) <= np.diff(equal), found, equal)
 
     def _intervals(self, rows: Ints, below: Floats, above: Floats) -> Floats:
         """Of some unknowns, by the probabilities outside, shape (len(rows), 2)."""

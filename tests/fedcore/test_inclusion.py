@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore import Misuse, Posterior, coefficient_intervals
@@ -29,6 +29,7 @@ def test_across_devices() -> None:
     np.testing.assert_array_equal(found.agreement, [0.75, 1.0, np.nan])
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 6))
 def test_refit_is_least_squares_on_the_included_columns(seed: int, n: int, d: int) -> None:
     rng = np.random.default_rng(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -58,6 +58,7 @@ def test_against_integration(u: float, a: float) -> None:
         assert (at.above if t > 0 else at.below) == pytest.approx(tail, rel=1e-10 + 100 * rounding, abs=1e-15)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.floats(-6, 6), st.floats(-4, 4), st.floats(-3, 3))
 def test_tails(seed: int, log_pull: float, log_shift: float, log_sd: float) -> None:
     rng = np.random.default_rng(seed)
