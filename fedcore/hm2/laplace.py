@@ -44,7 +44,7 @@ class Side(NamedTuple):
 def laplace_tilt(mean: Floats, variance: Floats, scale: Floats) -> Tilt:
     """Moments of N(t; mean, variance) Laplace(t; 0, scale).
 
-    To 1e-12, of mean and log Z in units of sd and 1, and of the variance relatively, for sd / scale from 1e-5 to 1e4 and |mean| / sd up to 1e4.
+    To 1e-12 of themselves, the mean of sd, for sd / scale from 1e-5 to 1e4 and |mean| / sd up to 1e4.
 
     Parameters
     ----------
