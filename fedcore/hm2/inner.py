@@ -17,8 +17,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcore.compression import Compressed
+from fedcore.gaussian import product
 from fedcore.hm2.laplace import Tilt
 from fedcore.hm2.natural import LOG_2PI
 from fedcore.rows import Booleans, Floats
@@ -35,6 +37,8 @@ VAGUE = 1e8
 
 HALVINGS = 40
 """Of a step, until it is given up."""
+
+Indices = NDArray[np.intp]
 
 Prior = Callable[..., Tilt]
 """Moments of N(t; mean, variance) times the prior, of mean, variance and the prior's scales."""
@@ -97,15 +101,16 @@ def inner_ep(rows: Compressed, noise: Floats, prior: Prior, scales: tuple[Floats
     """
     m, J = noise.shape
     d = rows.y.shape[1]
-    device = np.repeat(np.arange(m), J)
+    device: Indices = np.repeat(np.arange(m, dtype=np.intp), J)
     transposed = np.ascontiguousarray(rows.R.swapaxes(1, 2))
-    gram, moment = transposed @ rows.R, (transposed @ rows.y[:, :, None])[:, :, 0]
+    gram, moment = transposed @ rows.R, product(transposed, rows.y)
     seen = np.asarray((rows.R != 0).any(axis=1))[device]
     sigma2, sizes, each = noise.ravel()[:, None], variance.ravel()[:, None], tuple(scale.ravel()[:, None] for scale in scales)
     precision, shift = gram[device] / sigma2[:, :, None], moment[device] / sigma2
 
     sites = _Sites(np.zeros((m * J, d)), np.repeat(1.0 / sizes, d, axis=1))
-    live, step, error = np.arange(m * J), np.ones((m * J, 1)), np.full(m * J, np.inf)
+    live: Indices = np.arange(m * J, dtype=np.intp)
+    step, error = np.ones((m * J, 1)), np.full(m * J, np.inf)
     for _ in range(SWEEPS):
         some = tuple(scale[live] for scale in each)
         now = _Sites(sites.shift[live], sites.precision[live])
@@ -122,7 +127,7 @@ def inner_ep(rows: Compressed, noise: Floats, prior: Prior, scales: tuple[Floats
         if not len(live):
             break
     found = _sweep(precision, shift, sites, sizes, prior, each)
-    log_evidence = _log_evidence(rows, sigma2, precision, sites, found, seen)
+    log_evidence = _log_evidence(rows, device, sigma2, precision, sites, found, seen)
     return Inner(
         log_evidence.reshape(m, J),
         found.mean.reshape(m, J, d),
@@ -134,7 +139,7 @@ def inner_ep(rows: Compressed, noise: Floats, prior: Prior, scales: tuple[Floats
 
 def _sweep(precision: Floats, shift: Floats, sites: _Sites, sizes: Floats, prior: Prior, scales: tuple[Floats, ...]) -> _Sweep:
     covariance = _inverse(_with_sites(precision, sites.precision))
-    mean = (covariance @ (shift + sites.shift)[:, :, None])[:, :, 0]
+    mean = product(covariance, shift + sites.shift)
     variance = np.ascontiguousarray(np.diagonal(covariance, axis1=1, axis2=2))
     left = np.maximum(1.0 - sites.precision * variance, 1e-12)  # the share of the precision that is not the site's
     cavity_variance = np.minimum(variance / left, VAGUE * sizes)
@@ -155,7 +160,7 @@ def _matched(found: _Sweep, sites: _Sites, seen: Booleans, *, convex: bool) -> _
 def _shortened(precision: Floats, now: _Sites, new: _Sites, length: Floats) -> Floats:
     """Steps short enough that the approximation stays a distribution."""
     length = length.copy()
-    bad = np.arange(len(length))
+    bad: Indices = np.arange(len(length), dtype=np.intp)
     for _ in range(HALVINGS):
         tried = now.precision[bad] + length[bad] * (new.precision[bad] - now.precision[bad])
         _, positive = _cholesky(_with_sites(precision[bad], tried))
@@ -167,14 +172,14 @@ def _shortened(precision: Floats, now: _Sites, new: _Sites, length: Floats) -> F
     return length
 
 
-def _log_evidence(rows: Compressed, sigma2: Floats, precision: Floats, sites: _Sites, found: _Sweep, seen: Booleans) -> Floats:
+def _log_evidence(
+    rows: Compressed, device: Indices, sigma2: Floats, precision: Floats, sites: _Sites, found: _Sweep, seen: Booleans
+) -> Floats:
     """log of the integral of likelihood and sites, each site normalised as its prior is in its cavity. The exponent is taken at the mean,
     where it is stationary: its terms are then no larger than the residuals are, however precise the rows."""
-    m, d = rows.y.shape
     beta, pi, cavity_mean, cavity_variance = sites.shift, sites.precision, found.cavity_mean, found.cavity_variance
-    error = rows.y[:, None] - found.mean.reshape(m, -1, d) @ np.ascontiguousarray(rows.R.swapaxes(1, 2))
-    J = error.shape[1]
-    squares = ((error**2).sum(axis=2) + np.asarray(rows.rss)[:, None]).ravel() / sigma2[:, 0]
+    error = rows.y[device] - product(rows.R[device], found.mean)
+    squares = ((error**2).sum(axis=1) + np.asarray(rows.rss)[device]) / sigma2[:, 0]
     exponent = squares + (pi * found.mean**2 - 2.0 * beta * found.mean).sum(axis=1)
     root, positive = _cholesky(_with_sites(precision, pi))
     determinant = 2.0 * np.log(np.ascontiguousarray(np.diagonal(root, axis1=1, axis2=2))).sum(axis=1)
@@ -182,14 +187,15 @@ def _log_evidence(rows: Compressed, sigma2: Floats, precision: Floats, sites: _S
     in_cavity = -0.5 * np.log(share) + 0.5 * (2.0 * beta * cavity_mean + beta**2 * cavity_variance - pi * cavity_mean**2) / share
     normal = 0.5 * (np.log(np.where(seen, 1.0, pi)) - LOG_2PI)
     height = np.where(seen, found.tilt.log_normaliser - in_cavity, normal).sum(axis=1)
-    n = np.repeat(rows.n, J)
-    value = height - 0.5 * (n * np.log(2.0 * np.pi * sigma2[:, 0]) + exponent + determinant - d * LOG_2PI)
+    value = height - 0.5 * (
+        np.asarray(rows.n)[device] * np.log(2.0 * np.pi * sigma2[:, 0]) + exponent + determinant - pi.shape[1] * LOG_2PI
+    )
     return np.where(positive, value, np.nan)
 
 
 def _with_sites(precision: Floats, sites: Floats) -> Floats:
     matrices = precision.copy()
-    diagonal = np.arange(precision.shape[-1])
+    diagonal: Indices = np.arange(precision.shape[-1], dtype=np.intp)
     matrices[:, diagonal, diagonal] += sites
     return matrices
 
