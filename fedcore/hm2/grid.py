@@ -74,6 +74,7 @@ def on_grid(log_factor: Callable[[Indices, Floats], Floats], q: NaturalParams, c
     start, outside, precision = moments(q), moments(cavity), cavity.matrix
     centre, root = np.repeat(start.mean[None], m, axis=0), np.repeat(np.linalg.cholesky(start.covariance)[None], m, axis=0)
     found = OnGrid(np.empty((m, 9, 2)), np.empty((m, 9)), np.empty((m, 2)), np.empty((m, 2, 2)), np.empty(m), np.empty(m, dtype=bool))
+    normaliser = 0.5 * np.linalg.slogdet(outside.covariance)[1]
     live: Indices = np.arange(m, dtype=np.intp)
     for _ in range(LOOKS):
         phi = centre[live, None] + NODES @ root[live].swapaxes(1, 2)
@@ -90,7 +91,7 @@ def on_grid(log_factor: Callable[[Indices, Floats], Floats], q: NaturalParams, c
         spread = (apart * weight[:, :, None]).swapaxes(1, 2) @ apart
         values, vectors = np.linalg.eigh(spread)
         scale = root[live]
-        determinants = np.log(scale[:, 0, 0] * scale[:, 1, 1]) - 0.5 * np.linalg.slogdet(outside.covariance[live])[1]
+        determinants = np.log(scale[:, 0, 0] * scale[:, 1, 1]) - normaliser[live]
         found.phi[live], found.weight[live] = phi, weight
         found.mean[live] = centre[live] + product(scale, drift)
         found.covariance[live] = scale @ spread @ scale.swapaxes(1, 2)

@@ -112,17 +112,17 @@ def inner_ep(rows: Compressed, noise: Floats, prior: Prior, scales: tuple[Floats
     live: Indices = np.arange(m * J, dtype=np.intp)
     step, error = np.ones((m * J, 1)), np.full(m * J, np.inf)
     for _ in range(SWEEPS):
-        some = tuple(scale[live] for scale in each)
-        now = _Sites(sites.shift[live], sites.precision[live])
-        found = _sweep(precision[live], shift[live], now, sizes[live], prior, some)
-        new = _matched(found, now, seen[live], convex=convex)
+        some = slice(None) if len(live) == m * J else live  # no copies where all are live
+        matrices, now = precision[some], _Sites(sites.shift[some], sites.precision[some])
+        found = _sweep(matrices, shift[some], now, sizes[some], prior, tuple(scale[some] for scale in each))
+        new = _matched(found, now, seen[some], convex=convex)
         wrong = np.abs(found.tilt.mean - found.mean) / np.sqrt(found.variance) + np.abs(found.tilt.variance / found.variance - 1.0)
-        worst = np.where(seen[live], wrong, 0.0).max(axis=1)
-        step[live] = np.where((worst > error[live])[:, None], np.maximum(step[live] * SHORTER, SHORTEST), step[live])
-        error[live] = worst
-        length = step[live] if convex else _shortened(precision[live], now, new, step[live])
-        sites.shift[live] = now.shift + length * (new.shift - now.shift)
-        sites.precision[live] = now.precision + length * (new.precision - now.precision)
+        worst = np.where(seen[some], wrong, 0.0).max(axis=1)
+        step[some] = np.where((worst > error[some])[:, None], np.maximum(step[some] * SHORTER, SHORTEST), step[some])
+        error[some] = worst
+        length = step[some] if convex else _shortened(matrices, now, new, step[some])
+        sites.shift[some] = now.shift + length * (new.shift - now.shift)
+        sites.precision[some] = now.precision + length * (new.precision - now.precision)
         live = live[worst >= TOLERANCE]  # NaN is hopeless, and leaves too
         if not len(live):
             break
