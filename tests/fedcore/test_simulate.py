@@ -34,6 +34,17 @@ def test_cases(case: str, K: int, d: int, rows: set[int], noise: float) -> None:
         np.testing.assert_allclose(data.test.y, data.test.X @ fleet.Theta[:, k], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("case", "rows", "test_rows"), [("hm2-1", {100}, 1000), ("hm2-2", {20, 200}, 1000), ("hm2-3", {40}, 400)])
+def test_cases_of_selection(case: str, rows: set[int], test_rows: int) -> None:
+    fleet = simulate(case, 3)
+    assert np.array_equal(fleet.Theta, np.repeat(fleet.Theta[:, :1], len(fleet.devices), axis=1))
+    assert {data.train.n for data in fleet.devices.values()} == rows
+    assert {data.test.n for data in fleet.devices.values()} == {test_rows}
+    for part in ("train", "test"):
+        sets = [getattr(data, part) for data in fleet.devices.values()]
+        assert np.concatenate([each.y - each.X @ fleet.Theta[:, 0] for each in sets]).std() == pytest.approx(0.05, rel=0.1)
+
+
 def test_theta_has_the_covariance() -> None:
     """Theta' Theta / d estimates Omega; over 3000 draws of the two-device case to about 2 %."""
     products = [fleet.Theta.T @ fleet.Theta / 5 for fleet in (simulate("hm1-1", seed) for seed in range(3000))]

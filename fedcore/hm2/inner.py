@@ -1,0 +1,227 @@
+"""Expectation propagation within a device: y ~ N(X theta, sigma^2 I) with independent priors on the coefficients that are not normal.
+
+Given sigma^2 and the priors' scales, each prior is replaced by a normal site exp(beta t - pi t^2 / 2), so that theta is jointly normal. A
+sweep takes each coefficient's marginal without its site, the cavity, multiplies by its prior, and sets all sites to match the moments.
+Steps are whole, and shortened for good by a factor where the error has risen. A fixed point gives the evidence too.
+
+Works on m devices times J nodes, values of sigma^2 and of the scales. A pair that has converged stays as it is, so that none depends on
+the others.
+
+Source: Minka (2001), "Expectation propagation for approximate Bayesian inference".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.compression import Compressed
+from fedcore.gaussian import product
+from fedcore.hm2.laplace import Tilt
+from fedcore.hm2.natural import LOG_2PI
+from fedcore.rows import Booleans, Floats
+
+SWEEPS = 100
+TOLERANCE = 1e-5
+"""Of moments, in units of the posterior's. Another step is taken from there on, and the evidence does not react to a site's small error."""
+
+SHORTER, SHORTEST = 0.6, 0.1
+"""Factor of the steps after a rise of the error, and the least step."""
+
+VAGUE = 1e8
+"""Cavities have at most this variance, in units of the prior's: there the posterior is the prior, and the cavity's variance rounding."""
+
+HALVINGS = 40
+"""Of a step, until it is given up."""
+
+Indices = NDArray[np.intp]
+
+Prior = Callable[..., Tilt]
+"""Moments of N(t; mean, variance) times the prior, of mean, variance and the prior's scales."""
+
+
+class Inner(NamedTuple):
+    """Of m devices at J nodes.
+
+    Attributes
+    ----------
+    log_evidence
+        log p(y), shape (m, J); NaN where there is no normal approximation.
+    mean, covariance
+        Of the joint normal approximation, shapes (m, J, d) and (m, J, d, d).
+    cavity_mean, cavity_variance
+        Of single coefficients without their prior, shape (m, J, d): times the prior they are the marginals.
+    """
+
+    log_evidence: Floats
+    mean: Floats
+    covariance: Floats
+    cavity_mean: Floats
+    cavity_variance: Floats
+
+
+class _Sites(NamedTuple):
+    shift: Floats
+    precision: Floats
+
+
+class _Sweep(NamedTuple):
+    """Moments of the joint approximation, of the cavities, and of the tilted marginals, of B pairs."""
+
+    mean: Floats
+    covariance: Floats
+    variance: Floats
+    cavity_mean: Floats
+    cavity_variance: Floats
+    tilt: Tilt
+
+
+def inner_ep(rows: Compressed, noise: Floats, prior: Prior, scales: tuple[Floats, ...], variance: Floats, *, convex: bool = True) -> Inner:
+    """Run to a fixed point.
+
+    Parameters
+    ----------
+    rows
+        Of m devices.
+    noise
+        sigma^2, shape (m, J).
+    prior
+        The same for all coefficients.
+    scales
+        What `prior` takes besides, each of shape (m, J).
+    variance
+        Of the prior, or of the size of it where it has none, shape (m, J): where sites start. A coefficient whose column is zero on a
+        device keeps that.
+    convex
+        Whether -log of the prior is convex; then sites are never negative.
+    """
+    m, J = noise.shape
+    d = rows.y.shape[1]
+    device: Indices = np.repeat(np.arange(m, dtype=np.intp), J)
+    transposed = np.ascontiguousarray(rows.R.swapaxes(1, 2))
+    gram, moment = transposed @ rows.R, product(transposed, rows.y)
+    seen = np.asarray((rows.R != 0).any(axis=1))[device]
+    sigma2, sizes, each = noise.ravel()[:, None], variance.ravel()[:, None], tuple(scale.ravel()[:, None] for scale in scales)
+    precision, shift = gram[device] / sigma2[:, :, None], moment[device] / sigma2
+
+    sites = _Sites(np.zeros((m * J, d)), np.repeat(1.0 / sizes, d, axis=1))
+    live: Indices = np.arange(m * J, dtype=np.intp)
+    step, error = np.ones((m * J, 1)), np.full(m * J, np.inf)
+    for _ in range(SWEEPS):
+        some = slice(None) if len(live) == m * J else live  # no copies where all are live
+        matrices, now = precision[some], _Sites(sites.shift[some], sites.precision[some])
+        found = _sweep(matrices, shift[some], now, sizes[some], prior, tuple(scale[some] for scale in each))
+        new = _matched(found, now, seen[some], convex=convex)
+        wrong = np.abs(found.tilt.mean - found.mean) / np.sqrt(found.variance) + np.abs(found.tilt.variance / found.variance - 1.0)
+        worst = np.where(seen[some], wrong, 0.0).max(axis=1)
+        step[some] = np.where((worst > error[some])[:, None], np.maximum(step[some] * SHORTER, SHORTEST), step[some])
+        error[some] = worst
+        length = step[some] if convex else _shortened(matrices, now, new, step[some])
+        sites.shift[some] = now.shift + length * (new.shift - now.shift)
+        sites.precision[some] = now.precision + length * (new.precision - now.precision)
+        live = live[worst >= TOLERANCE]  # NaN is hopeless, and leaves too
+        if not len(live):
+            break
+    found = _sweep(precision, shift, sites, sizes, prior, each)
+    log_evidence = _log_evidence(rows, device, sigma2, precision, sites, found, seen)
+    return Inner(
+        log_evidence.reshape(m, J),
+        found.mean.reshape(m, J, d),
+        found.covariance.reshape(m, J, d, d),
+        np.where(seen, found.cavity_mean, 0.0).reshape(m, J, d),
+        np.where(seen, found.cavity_variance, VAGUE * sizes).reshape(m, J, d),
+    )
+
+
+def _sweep(precision: Floats, shift: Floats, sites: _Sites, sizes: Floats, prior: Prior, scales: tuple[Floats, ...]) -> _Sweep:
+    covariance = _inverse(_with_sites(precision, sites.precision))
+    mean = product(covariance, shift + sites.shift)
+    variance = np.ascontiguousarray(np.diagonal(covariance, axis1=1, axis2=2))
+    left = np.maximum(1.0 - sites.precision * variance, 1e-12)  # the share of the precision that is not the site's
+    cavity_variance = np.minimum(variance / left, VAGUE * sizes)
+    cavity_mean = np.where(left > 1e-9, (mean - sites.shift * variance) / left, 0.0)
+    return _Sweep(mean, covariance, variance, cavity_mean, cavity_variance, prior(cavity_mean, cavity_variance, *scales))
+
+
+def _matched(found: _Sweep, sites: _Sites, seen: Booleans, *, convex: bool) -> _Sites:
+    """The sites that give the tilted moments; where nothing is seen, those that are."""
+    tilt = found.tilt
+    precision = 1.0 / tilt.variance - 1.0 / found.cavity_variance
+    shift = tilt.mean / tilt.variance - found.cavity_mean / found.cavity_variance
+    if convex:
+        precision = np.maximum(precision, 0.0)  # but for rounding
+    return _Sites(np.where(seen, shift, sites.shift), np.where(seen, precision, sites.precision))
+
+
+def _shortened(precision: Floats, now: _Sites, new: _Sites, length: Floats) -> Floats:
+    """Steps short enough that the approximation stays a distribution."""
+    length = length.copy()
+    bad: Indices = np.arange(len(length), dtype=np.intp)
+    for _ in range(HALVINGS):
+        tried = now.precision[bad] + length[bad] * (new.precision[bad] - now.precision[bad])
+        _, positive = _cholesky(_with_sites(precision[bad], tried))
+        bad = bad[~positive]
+        if not len(bad):
+            return length
+        length[bad] *= 0.5
+    length[bad] = 0.0
+    return length
+
+
+def _log_evidence(
+    rows: Compressed, device: Indices, sigma2: Floats, precision: Floats, sites: _Sites, found: _Sweep, seen: Booleans
+) -> Floats:
+    """log of the integral of likelihood and sites, each site normalised as its prior is in its cavity. The exponent is taken at the mean,
+    where it is stationary: its terms are then no larger than the residuals are, however precise the rows."""
+    beta, pi, cavity_mean, cavity_variance = sites.shift, sites.precision, found.cavity_mean, found.cavity_variance
+    error = rows.y[device] - product(rows.R[device], found.mean)
+    squares = ((error**2).sum(axis=1) + np.asarray(rows.rss)[device]) / sigma2[:, 0]
+    exponent = squares + (pi * found.mean**2 - 2.0 * beta * found.mean).sum(axis=1)
+    root, positive = _cholesky(_with_sites(precision, pi))
+    determinant = 2.0 * np.log(np.ascontiguousarray(np.diagonal(root, axis1=1, axis2=2))).sum(axis=1)
+    share = 1.0 + pi * cavity_variance
+    in_cavity = -0.5 * np.log(share) + 0.5 * (2.0 * beta * cavity_mean + beta**2 * cavity_variance - pi * cavity_mean**2) / share
+    normal = 0.5 * (np.log(np.where(seen, 1.0, pi)) - LOG_2PI)
+    height = np.where(seen, found.tilt.log_normaliser - in_cavity, normal).sum(axis=1)
+    value = height - 0.5 * (
+        np.asarray(rows.n)[device] * np.log(2.0 * np.pi * sigma2[:, 0]) + exponent + determinant - pi.shape[1] * LOG_2PI
+    )
+    return np.where(positive, value, np.nan)
+
+
+def _with_sites(precision: Floats, sites: Floats) -> Floats:
+    matrices = precision.copy()
+    diagonal: Indices = np.arange(precision.shape[-1], dtype=np.intp)
+    matrices[:, diagonal, diagonal] += sites
+    return matrices
+
+
+def _inverse(matrices: Floats) -> Floats:
+    """Inverses; NaN where there is none."""
+    try:
+        return np.asarray(np.linalg.inv(matrices), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        return _one_by_one(np.linalg.inv, matrices)
+
+
+def _cholesky(matrices: Floats) -> tuple[Floats, Booleans]:
+    """Lower triangular factors, and whether there is one, without which the identity stands."""
+    try:
+        factors = np.asarray(np.linalg.cholesky(matrices), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        factors = _one_by_one(np.linalg.cholesky, matrices)
+    positive = np.asarray(np.isfinite(factors).all(axis=(1, 2)))
+    return np.where(positive[:, None, None], factors, np.eye(matrices.shape[-1])), positive
+
+
+def _one_by_one(function: Callable[[Any], Any], matrices: Floats) -> Floats:
+    """NaN where it fails."""
+    results = np.full_like(matrices, np.nan)
+    for result, matrix in zip(results, matrices, strict=True):
+        with suppress(np.linalg.LinAlgError):
+            result[:] = function(matrix)
+    return results

@@ -1,0 +1,302 @@
+"""Coefficients that a prior shrinks towards zero, by a strength that the devices learn together.
+
+y_k ~ N(X_k theta_k, sigma^2 I) and phi = (log lambda, log sigma^2), with independent theta_ki:
+
+- `Ridge`: normal with variance sigma / lambda;
+- `Lasso`: Laplace with scale sigma / lambda;
+- `ElasticNet`: density proportional to exp(-|t| / b - t^2 / 2 w), b = sigma / lambda.
+
+Ridge's factors f_k are known in closed form; the others' are the evidence of `inner`. phi's two numbers are integrated over on `grid`.
+
+The start takes sigma^2 from the devices' pooled residuals, or, where there are too few degrees of freedom, half the targets' mean square; and
+then lambda from a rough profile of the evidence, with normal priors of the same variance. Sites start as a part of the expected information.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from fedcore.compression import Compressed, compress
+from fedcore.gaussian import product
+from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
+from fedcore.hm2.grid import Indices, OnGrid, on_grid
+from fedcore.hm2.hierarchy import Tilted
+from fedcore.hm2.inner import Inner, inner_ep
+from fedcore.hm2.laplace import Tilt, elastic_net_tilt, laplace_tilt
+from fedcore.hm2.natural import NaturalParams, natural
+from fedcore.messages import Stacked
+from fedcore.options import number
+from fedcore.rows import DeviceData, Floats, Scalar
+
+PROFILE = np.linspace(-3.0, 3.0, 15)
+"""Where the start looks for log lambda, in standard deviations of its prior."""
+
+ENOUGH = 5.0
+"""Fewest residual degrees of freedom, of the fleet, that the start takes sigma^2 from."""
+
+FLOOR = 1e-12
+"""Least sigma^2 of the start, as a share of the targets' mean square."""
+
+TRUST = 0.3
+"""Share of the expected information that sites start with."""
+
+NEGLIGIBLE = 1e-12
+"""Weight below which a node is left out of a mixture."""
+
+BLOCK = 2**21
+"""Largest number of matrix entries that log f_k is taken for at once."""
+
+
+class Prepared(NamedTuple):
+    """What a device keeps; with a leading axis m where it stands for m devices.
+
+    Attributes
+    ----------
+    rows
+        Compressed.
+    singular, directions, targets
+        Of R = U diag(singular) directions: shapes (d,) and (d, d), and U'y, shape (d,).
+    """
+
+    rows: Compressed
+    singular: Floats
+    directions: Floats
+    targets: Floats
+
+
+class Start(NamedTuple):
+    """Where the start has got to."""
+
+    log_lambda: Scalar
+    log_sigma2: Scalar
+
+
+class Residuals(NamedTuple):
+    """A device's part of the first phase: residual sum of squares, degrees of freedom, y'y, and number of rows."""
+
+    rss: Scalar
+    freedom: Scalar
+    squares: Scalar
+    n: Scalar
+
+
+class Profile(NamedTuple):
+    """A device's part of the second phase: log f_k at the points of `PROFILE`, shape (15,)."""
+
+    log_factor: Floats
+
+
+@dataclass(frozen=True)
+class Penalised(ABC):
+    """What the penalised models share.
+
+    Attributes
+    ----------
+    log_lambda_mean, log_lambda_sd, log_sigma2_mean, log_sigma2_sd
+        Of phi's normal prior; sigma^2 is in squared target units.
+    """
+
+    START: ClassVar[tuple[str, ...]] = ("noise", "profile")
+    INFORMATION: ClassVar[float]
+    """Of one coefficient about the log of the prior's scale, sigma / lambda."""
+
+    log_lambda_mean: float = 0.0
+    log_lambda_sd: float = 3.0
+    log_sigma2_mean: float = 0.0
+    log_sigma2_sd: float = 3.0
+
+    def __post_init__(self) -> None:
+        """Raises Misuse on an option out of bounds."""
+        for name in ("log_lambda_mean", "log_sigma2_mean"):
+            number(name, getattr(self, name), -100, 100)
+        for name in ("log_lambda_sd", "log_sigma2_sd"):
+            number(name, getattr(self, name), 0, 100, above=True)
+
+    def blocks(self, d: int) -> dict[str, int]:
+        return {"log_lambda": 1, "log_sigma2": 1}
+
+    def prior(self, d: int) -> NaturalParams:
+        return natural(
+            np.array([self.log_lambda_mean, self.log_sigma2_mean]), np.diag([self.log_lambda_sd**-2.0, self.log_sigma2_sd**-2.0])
+        )
+
+    def prepare(self, datas: Sequence[DeviceData]) -> Prepared:
+        rows = compress(datas)
+        left, singular, directions = np.linalg.svd(rows.R)
+        return Prepared(rows, singular, directions, product(np.ascontiguousarray(left.swapaxes(1, 2)), rows.y))
+
+    def start(self, d: int) -> Start:
+        return Start(self.log_lambda_mean, self.log_sigma2_mean)
+
+    def start_statistics(self, phase: str, point: Start, private: Prepared) -> Residuals | Profile:
+        rows = private.rows
+        if phase == "noise":
+            return Residuals(rows.rss, rows.freedom, np.asarray(rows.power) * rows.n, rows.n)
+        phi = np.column_stack([self._log_lambdas(), np.full(len(PROFILE), float(point.log_sigma2))])
+        phi = np.repeat(phi[None], len(rows.y), axis=0)
+        return Profile(normal_log_factor(private, self.variance(phi), np.exp(phi[..., 1])))
+
+    def started(self, phase: str, point: Start, total: Residuals | Profile, devices: int, fleet: int) -> Start:
+        if isinstance(total, Residuals):
+            mean_square = float(total.squares / total.n)
+            if not mean_square > 0:
+                return point
+            enough = total.freedom >= ENOUGH
+            noise = float(total.rss / total.freedom) if enough else mean_square / 2.0
+            return point._replace(log_sigma2=float(np.log(max(noise, FLOOR * mean_square))))
+        height = total.log_factor * (fleet / devices) - 0.5 * PROFILE**2
+        best = int(np.argmax(np.where(np.isfinite(height), height, -np.inf)))
+        return point._replace(log_lambda=float(self._log_lambdas()[best]))
+
+    def _log_lambdas(self) -> Floats:
+        return self.log_lambda_mean + self.log_lambda_sd * PROFILE
+
+    def start_sites(self, point: Start, private: Prepared) -> NaturalParams:
+        n, d = np.asarray(private.rows.n), private.rows.y.shape[1]
+        scale = np.array([-1.0, 0.5])  # of log scale = log sigma - log lambda in phi
+        matrix = TRUST * self.INFORMATION * np.minimum(n, d)[:, None, None] * np.outer(scale, scale)
+        matrix[:, 1, 1] += TRUST * np.maximum(n - d, 1.0)
+        mean = np.array([float(point.log_lambda), float(point.log_sigma2)])
+        return natural(np.repeat(mean[None], len(n), axis=0), matrix)
+
+    def tilted(self, private: Prepared, q: NaturalParams, cavity: NaturalParams) -> tuple[Prepared, Tilted]:
+        found = self._on_grid(private, q, cavity)
+        return private, Tilted(found.mean, found.covariance, found.log_evidence, found.proper)
+
+    def log_factor(self, private: Prepared, phi: Floats) -> Floats:
+        m, d = private.rows.y.shape
+        size = max(1, BLOCK // (m * d**2))
+        blocks = (np.repeat(phi[None, start : start + size], m, axis=0) for start in range(0, len(phi), size))
+        return np.concatenate([self.log_factors(private, block) for block in blocks], axis=1)
+
+    def coefficients(self, private: Prepared, q: NaturalParams, cavity: NaturalParams) -> list[Coefficients]:
+        found = self._on_grid(private, q, cavity)
+        return self.mixtures(private, found)
+
+    def another_mode(self, q: NaturalParams) -> bool:
+        return False
+
+    def _on_grid(self, private: Prepared, q: NaturalParams, cavity: NaturalParams) -> OnGrid:
+        devices = Stacked(private, len(private.singular))
+
+        def log_factors(chosen: Indices, phi: Floats) -> Floats:
+            everyone = len(chosen) == len(devices)
+            return self.log_factors(private if everyone else devices.take(chosen).fields, phi)
+
+        return on_grid(log_factors, q, cavity)
+
+    @abstractmethod
+    def variance(self, phi: Floats) -> Floats:
+        """Of a coefficient's prior, or the size of it where the prior has none, at phi of shape (..., 2): shape (...)."""
+
+    @abstractmethod
+    def log_factors(self, private: Prepared, phi: Floats) -> Floats:
+        """log f_k of m devices at phi of shape (m, J, 2): shape (m, J)."""
+
+    @abstractmethod
+    def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
+        """Of m devices' coefficients, over the nodes."""
+
+
+@dataclass(frozen=True)
+class Ridge(Penalised):
+    """theta_ki ~ N(0, variance sigma / lambda)."""
+
+    INFORMATION = 0.5
+
+    def variance(self, phi: Floats) -> Floats:
+        return np.exp(0.5 * phi[..., 1] - phi[..., 0])
+
+    def log_factors(self, private: Prepared, phi: Floats) -> Floats:
+        return normal_log_factor(private, self.variance(phi), np.exp(phi[..., 1]))
+
+    def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
+        noise, variance = np.exp(found.phi[..., 1])[..., None], self.variance(found.phi)[..., None]
+        singular = private.singular[:, None]
+        share = variance / (noise + variance * singular**2)  # shape (m, J, d)
+        directions = private.directions[:, None]
+        transposed = np.ascontiguousarray(directions.swapaxes(2, 3))
+        mean = product(transposed, share * singular * private.targets[:, None])
+        covariance = (transposed * (share * noise)[:, :, None]) @ directions
+        no_scale = np.full(mean.shape, np.inf)
+        variances = np.ascontiguousarray(np.diagonal(covariance, axis1=2, axis2=3))
+        return [_mixture(*each) for each in zip(found.weight, mean, variances, no_scale, mean, covariance, noise[..., 0], strict=True)]
+
+
+@dataclass(frozen=True)
+class Sited(Penalised):
+    """Models whose f_k is the evidence of `inner`: what they share."""
+
+    CONVEX: ClassVar[bool] = True
+
+    def log_factors(self, private: Prepared, phi: Floats) -> Floats:
+        return self.inner(private, phi).log_evidence
+
+    def inner(self, private: Prepared, phi: Floats) -> Inner:
+        """At phi of shape (m, J, 2)."""
+        return inner_ep(private.rows, np.exp(phi[..., 1]), self.tilt, self.scales(phi), self.variance(phi), convex=self.CONVEX)
+
+    @abstractmethod
+    def scales(self, phi: Floats) -> tuple[Floats, ...]:
+        """Of the prior, at phi of shape (..., 2)."""
+
+    @staticmethod
+    @abstractmethod
+    def tilt(mean: Floats, variance: Floats, *scales: Floats) -> Tilt:
+        """Moments of N(t; mean, variance) times the prior."""
+
+
+@dataclass(frozen=True)
+class Lasso(Sited):
+    """theta_ki ~ Laplace(0, scale sigma / lambda)."""
+
+    INFORMATION = 1.0
+
+    def variance(self, phi: Floats) -> Floats:
+        return 2.0 * _ratio(phi) ** 2
+
+    def scales(self, phi: Floats) -> tuple[Floats, ...]:
+        return (_ratio(phi),)
+
+    @staticmethod
+    def tilt(mean: Floats, variance: Floats, *scales: Floats) -> Tilt:
+        return laplace_tilt(mean, variance, *scales)
+
+    def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
+        inner = self.inner(private, found.phi)
+        scale = np.repeat(_ratio(found.phi)[..., None], inner.mean.shape[2], axis=2)
+        return _with_kinks(found, inner, inner.cavity_mean, inner.cavity_variance, scale)
+
+
+def _ratio(phi: Floats) -> Floats:
+    """sigma / lambda."""
+    return np.exp(0.5 * phi[..., 1] - phi[..., 0])
+
+
+def _with_kinks(found: OnGrid, inner: Inner, mean: Floats, variance: Floats, scale: Floats) -> list[Coefficients]:
+    noise = np.exp(found.phi[..., 1])
+    parts = (found.weight, mean, variance, scale, inner.mean, inner.covariance, noise)
+    return [_mixture(*each) for each in zip(*parts, strict=True)]
+
+
+def _mixture(
+    weight: Floats, mean: Floats, variance: Floats, scale: Floats, joint_mean: Floats, covariance: Floats, noise: Floats
+) -> Coefficients:
+    """One device's, of its nodes with weight."""
+    kept = weight > NEGLIGIBLE
+    shares = weight[kept] / weight[kept].sum()
+    marginals = Marginals(np.repeat(shares[:, None], mean.shape[1], axis=1), mean[kept], variance[kept], scale[kept])
+    return Coefficients(marginals, Joint(shares, joint_mean[kept], covariance[kept], noise[kept]))
+
+
+def normal_log_factor(private: Prepared, variance: Floats, noise: Floats) -> Floats:
+    """log N(y; 0, variance X X' + noise I) of m devices, shape (m, J), as `variance` and `noise` are."""
+    rows = private.rows
+    stretch = 1.0 + private.singular[:, None] ** 2 * (variance / noise)[..., None]
+    squares = (private.targets[:, None] ** 2 / stretch).sum(axis=2) + np.asarray(rows.rss)[:, None]
+    return -0.5 * (np.asarray(rows.n)[:, None] * np.log(2.0 * np.pi * noise) + np.log(stretch).sum(axis=2) + squares / noise)
