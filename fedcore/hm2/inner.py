@@ -35,6 +35,9 @@ SHORTER, SHORTEST = 0.6, 0.1
 VAGUE = 1e8
 """Cavities have at most this variance, in units of the prior's: there the posterior is the prior, and the cavity's variance rounding."""
 
+LEAST_PIVOT = 1e-8
+"""Of a precision matrix that negative sites are part of, as a share of its diagonal: its inverse then is not rounding alone."""
+
 HALVINGS = 40
 """Of a step, until it is given up."""
 
@@ -163,8 +166,10 @@ def _shortened(precision: Floats, now: _Sites, new: _Sites, length: Floats) -> F
     bad: Indices = np.arange(len(length), dtype=np.intp)
     for _ in range(HALVINGS):
         tried = now.precision[bad] + length[bad] * (new.precision[bad] - now.precision[bad])
-        _, positive = _cholesky(_with_sites(precision[bad], tried))
-        bad = bad[~positive]
+        matrices = _with_sites(precision[bad], tried)
+        root, positive = _cholesky(matrices)
+        pivots = np.diagonal(root, axis1=1, axis2=2) ** 2 / np.diagonal(matrices, axis1=1, axis2=2)
+        bad = bad[~(positive & (pivots > LEAST_PIVOT).all(axis=1))]
         if not len(bad):
             return length
         length[bad] *= 0.5

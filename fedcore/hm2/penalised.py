@@ -4,7 +4,8 @@ y_k ~ N(X_k theta_k, sigma^2 I) and phi = (log lambda, log sigma^2), with indepe
 
 - `Ridge`: normal with variance sigma / lambda;
 - `Lasso`: Laplace with scale sigma / lambda;
-- `ElasticNet`: density proportional to exp(-|t| / b - t^2 / 2 w), b = sigma / lambda.
+- `ElasticNet`: density proportional to exp(-a |z| - (1 - a) z^2 / 2), z = theta lambda / sigma;
+- `horseshoe.Horseshoe`.
 
 Ridge's factors f_k are known in closed form; the others' are the evidence of `inner`. phi's two numbers are integrated over on `grid`.
 
@@ -190,6 +191,10 @@ class Penalised(ABC):
 
         return on_grid(log_factors, q, cavity)
 
+    def caution(self, n: int, d: int) -> str | None:
+        """What a user has to know of results for a device of n rows and d columns, in one line, if anything."""
+        return None
+
     @abstractmethod
     def variance(self, phi: Floats) -> Floats:
         """Of a coefficient's prior, or the size of it where the prior has none, at phi of shape (..., 2): shape (...)."""
@@ -258,10 +263,10 @@ class Lasso(Sited):
     INFORMATION = 1.0
 
     def variance(self, phi: Floats) -> Floats:
-        return 2.0 * _ratio(phi) ** 2
+        return 2.0 * scale_ratio(phi) ** 2
 
     def scales(self, phi: Floats) -> tuple[Floats, ...]:
-        return (_ratio(phi),)
+        return (scale_ratio(phi),)
 
     @staticmethod
     def tilt(mean: Floats, variance: Floats, *scales: Floats) -> Tilt:
@@ -269,16 +274,57 @@ class Lasso(Sited):
 
     def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
         inner = self.inner(private, found.phi)
-        scale = np.repeat(_ratio(found.phi)[..., None], inner.mean.shape[2], axis=2)
-        return _with_kinks(found, inner, inner.cavity_mean, inner.cavity_variance, scale)
+        scale = np.repeat(scale_ratio(found.phi)[..., None], inner.mean.shape[2], axis=2)
+        return with_kinks(found, inner, inner.cavity_mean, inner.cavity_variance, scale)
 
 
-def _ratio(phi: Floats) -> Floats:
-    """sigma / lambda."""
+@dataclass(frozen=True)
+class ElasticNet(Sited):
+    """theta_ki with a density proportional to exp(-a |z| - (1 - a) z^2 / 2), z = theta lambda / sigma.
+
+    So sigma / lambda is a scale, as the lasso's is, which this is for a = 1; for a = 0 it would be ridge with variance (sigma / lambda)^2.
+
+    Attributes
+    ----------
+    l1_ratio
+        a, above 0 and below 1.
+    """
+
+    INFORMATION = 1.0
+
+    l1_ratio: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Raises Misuse on an option out of bounds."""
+        super().__post_init__()
+        number("l1_ratio", self.l1_ratio, 0, 1, above=True, below=True)
+
+    def variance(self, phi: Floats) -> Floats:
+        scale, width = self.scales(phi)
+        return laplace_tilt(np.zeros_like(width), width, scale).variance
+
+    def scales(self, phi: Floats) -> tuple[Floats, ...]:
+        ratio = scale_ratio(phi)
+        return ratio / self.l1_ratio, ratio**2 / (1.0 - self.l1_ratio)
+
+    @staticmethod
+    def tilt(mean: Floats, variance: Floats, *scales: Floats) -> Tilt:
+        return elastic_net_tilt(mean, variance, *scales)
+
+    def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
+        inner = self.inner(private, found.phi)
+        scale, width = (np.repeat(each[..., None], inner.mean.shape[2], axis=2) for each in self.scales(found.phi))
+        share = width / (inner.cavity_variance + width)  # the cavity times the prior's normal part
+        return with_kinks(found, inner, share * inner.cavity_mean, share * inner.cavity_variance, scale)
+
+
+def scale_ratio(phi: Floats) -> Floats:
+    """sigma / lambda, of phi of shape (..., 2)."""
     return np.exp(0.5 * phi[..., 1] - phi[..., 0])
 
 
-def _with_kinks(found: OnGrid, inner: Inner, mean: Floats, variance: Floats, scale: Floats) -> list[Coefficients]:
+def with_kinks(found: OnGrid, inner: Inner, mean: Floats, variance: Floats, scale: Floats) -> list[Coefficients]:
+    """Mixtures whose marginals have a Laplace factor, shape (m, 9, d), at each node."""
     noise = np.exp(found.phi[..., 1])
     parts = (found.weight, mean, variance, scale, inner.mean, inner.covariance, noise)
     return [_mixture(*each) for each in zip(*parts, strict=True)]
