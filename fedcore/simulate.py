@@ -99,8 +99,8 @@ CASES = {
     "hm2-2": Case(d=8, rows=(20,) * 2 + (200,) * 8, noise=0.05, coefficients=THREE_OF_EIGHT, test_noise=0.05),
     "hm2-3": Case(d=30, rows=(40,) * 20, noise=0.05, coefficients=TWENTY_OF_THIRTY, test_rows=400, test_noise=0.05),
 }
-"""`demo` is a fleet in which sharing pays; `hm1-1` to `hm1-4` are Cases I to IV of the paper's section 5.1, `hm2-1` to `hm2-3` its Cases I to
-III of selection."""
+"""`demo` is a fleet in which sharing pays; `hm1-1` to `hm1-4` are Cases I to IV of the paper's section 5.1, `hm2-1` to `hm2-3` are Cases I to
+III of its section 5.2."""
 
 
 def simulate(case: str, seed: int) -> Fleet:

@@ -45,7 +45,7 @@ SECOND_ROUNDS = 50
 SITES, MAIN, SECOND, CERTIFICATE = "sites", "main", "second", "certificate"
 
 FEW = 30
-"""Fleets of at most so many devices are given a certificate unless it is asked for, or refused, by word."""
+"""Fleets of at most so many devices are given a certificate where it is neither asked for nor refused."""
 
 M = TypeVar("M", bound=tuple[Any, ...])
 
@@ -62,8 +62,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         The run has converged once a round in which every device answered would move no mean of phi by more than this share of its
         standard deviation, and change no standard deviation by more.
     certificate
-        Whether to check phi's posterior by importance sampling, and to mend it: "on", "off", or "auto", in fleets of at most 30 devices.
-        It takes one more round in which every device answers.
+        Whether to check phi's posterior by importance sampling, and to mend it: "on", "off", or "auto", in fleets of at most 30 devices
+        with a gaussian or isotropic prior. It takes one more round in which every device answers.
     start
         "warm", by the model's own start; "zero", from the prior; or "both", which tries the second where phi may have another mode.
     """
@@ -196,7 +196,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         first, second = (each.log_evidence for each in server.approximations)
         better = phase == SECOND and second > first and server.approximation.change < self.tolerance
         server = server._replace(which=int(better or (phase == MAIN and server.which)))
-        if self.certificate == "off" or (self.certificate == "auto" and len(server.heard) > FEW):
+        asked = self.certificate == "on" or (self.certificate == "auto" and len(server.heard) <= FEW and self.hierarchy.CHEAP)
+        if not asked:
             return server._replace(ended=True)
         return server._replace(phase=self.phases.index(CERTIFICATE), total=(), rounds=0, heard=np.zeros_like(server.heard))
 

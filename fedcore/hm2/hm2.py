@@ -17,6 +17,9 @@ from fedcore.options import choice, number
 PRIORS = {
     "gaussian": "fedcore.hm2.normal:Gaussian",
     "isotropic": "fedcore.hm2.normal:Isotropic",
+    "lasso": "fedcore.hm2.penalised:Lasso",
+    "ridge": "fedcore.hm2.penalised:Ridge",
+    "elastic_net": "fedcore.hm2.penalised:ElasticNet",
 }
 """Model by the name of the prior that coefficients have: the module and the class."""
 
@@ -32,14 +35,14 @@ class Hm2(ExpectationPropagation):
     ----------
     prior
         Of a device's coefficients: "gaussian", around mean coefficients, with a variance between devices for each; "isotropic", with one
-        variance for all.
+        variance for all; "lasso", "ridge" and "elastic_net", around zero, with a strength that the fleet learns.
     sigma
         Standard deviation of the noise, in target units, where it is known.
     noise
         Where it is not: "shared" by all devices and one of the hyper-parameters, or each "device"'s own, of which nothing is sent.
     """
 
-    prior: Literal["gaussian", "isotropic"] = "gaussian"
+    prior: Literal["gaussian", "isotropic", "lasso", "ridge", "elastic_net"] = "gaussian"
     sigma: float | Literal["unknown"] = "unknown"
     noise: Literal["shared", "device"] = "shared"
 

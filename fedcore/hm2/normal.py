@@ -54,6 +54,7 @@ class Normal(Hierarchy[Private, Point, Sums]):
     """
 
     START: ClassVar[tuple[str, ...]] = ("em1", "em2", "em3")
+    CHEAP: ClassVar[bool] = True
 
     sigma: float | Literal["unknown"] = "unknown"
     noise: Literal["shared", "device"] = "shared"

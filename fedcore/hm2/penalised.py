@@ -103,6 +103,7 @@ class Penalised(ABC):
     """
 
     START: ClassVar[tuple[str, ...]] = ("noise", "profile")
+    CHEAP: ClassVar[bool] = False
     INFORMATION: ClassVar[float]
     """Of one coefficient about the log of the prior's scale, sigma / lambda."""
 
@@ -130,6 +131,9 @@ class Penalised(ABC):
         rows = compress(datas)
         left, singular, directions = np.linalg.svd(rows.R)
         return Prepared(rows, singular, directions, product(np.ascontiguousarray(left.swapaxes(1, 2)), rows.y))
+
+    def loss(self, private: Prepared) -> Floats:
+        return np.asarray(private.rows.rss) / np.asarray(private.rows.n)
 
     def start(self, d: int) -> Start:
         return Start(self.log_lambda_mean, self.log_sigma2_mean)
@@ -167,7 +171,9 @@ class Penalised(ABC):
 
     def tilted(self, private: Prepared, q: NaturalParams, cavity: NaturalParams) -> tuple[Prepared, Tilted]:
         found = self._on_grid(private, q, cavity)
-        return private, Tilted(found.mean, found.covariance, found.log_evidence, found.proper)
+        error = private.rows.y - product(private.rows.R, self.estimates(private, found.mean[:, None]))
+        loss = ((error**2).sum(axis=1) + private.rows.rss) / np.asarray(private.rows.n)
+        return private, Tilted(found.mean, found.covariance, found.log_evidence, found.proper, loss)
 
     def log_factor(self, private: Prepared, phi: Floats) -> Floats:
         m, d = private.rows.y.shape
@@ -204,6 +210,10 @@ class Penalised(ABC):
         """log f_k of m devices at phi of shape (m, J, 2): shape (m, J)."""
 
     @abstractmethod
+    def estimates(self, private: Prepared, phi: Floats) -> Floats:
+        """Posterior means of m devices' coefficients at phi of shape (m, 1, 2): shape (m, d)."""
+
+    @abstractmethod
     def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
         """Of m devices' coefficients, over the nodes."""
 
@@ -220,13 +230,21 @@ class Ridge(Penalised):
     def log_factors(self, private: Prepared, phi: Floats) -> Floats:
         return normal_log_factor(private, self.variance(phi), np.exp(phi[..., 1]))
 
-    def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
-        noise, variance = np.exp(found.phi[..., 1])[..., None], self.variance(found.phi)[..., None]
+    def estimates(self, private: Prepared, phi: Floats) -> Floats:
+        return self._at(private, phi)[2][:, 0]
+
+    def _at(self, private: Prepared, phi: Floats) -> tuple[Floats, Floats, Floats]:
+        """Noise, shape (m, J, 1), what a direction keeps of itself, by its noise, and means, shape (m, J, d) each."""
+        noise, variance = np.exp(phi[..., 1])[..., None], self.variance(phi)[..., None]
         singular = private.singular[:, None]
-        share = variance / (noise + variance * singular**2)  # shape (m, J, d)
+        share = variance / (noise + variance * singular**2)
+        transposed = np.ascontiguousarray(private.directions.swapaxes(1, 2))[:, None]
+        return noise, share, product(transposed, share * singular * private.targets[:, None])
+
+    def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
+        noise, share, mean = self._at(private, found.phi)
         directions = private.directions[:, None]
         transposed = np.ascontiguousarray(directions.swapaxes(2, 3))
-        mean = product(transposed, share * singular * private.targets[:, None])
         covariance = (transposed * (share * noise)[:, :, None]) @ directions
         no_scale = np.full(mean.shape, np.inf)
         variances = np.ascontiguousarray(np.diagonal(covariance, axis1=2, axis2=3))
@@ -241,6 +259,10 @@ class Sited(Penalised):
 
     def log_factors(self, private: Prepared, phi: Floats) -> Floats:
         return self.inner(private, phi).log_evidence
+
+    def estimates(self, private: Prepared, phi: Floats) -> Floats:
+        mean = self.inner(private, phi).mean[:, 0]
+        return np.where(np.isfinite(mean), mean, 0.0)
 
     def inner(self, private: Prepared, phi: Floats) -> Inner:
         """At phi of shape (m, J, 2)."""

@@ -178,5 +178,5 @@ def _findings(results: Mapping[str, Sequence[SimulatedRun]], table: Table) -> It
 
 
 def _paired(runs: Sequence[SimulatedRun]) -> str:
-    differences = np.array([each.reached[EXPLICIT].a_rmse - each.reached[SEPARATE].a_rmse for each in runs])
+    differences = np.array([each.reached[EXPLICIT].value - each.reached[SEPARATE].value for each in runs])
     return f"{differences.mean():+.4f} ({differences.std(ddof=1) / np.sqrt(len(runs)):.4f})"

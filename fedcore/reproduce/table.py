@@ -81,6 +81,29 @@ class Curve(NamedTuple):
         return cls(values.mean(axis=0), *np.quantile(values, QUANTILES, axis=0))
 
 
+class Intervals(NamedTuple):
+    """Unknowns of one run with their truth, in the order of a figure.
+
+    Attributes
+    ----------
+    labels
+        Names.
+    truth, mean, lower, upper
+        Shape (len(labels),).
+    """
+
+    labels: tuple[str, ...]
+    truth: Floats
+    mean: Floats
+    lower: Floats
+    upper: Floats
+
+    @property
+    def covered(self) -> Floats:
+        """1 where the interval holds the truth, else 0."""
+        return ((self.lower <= self.truth) & (self.truth <= self.upper)).astype(np.float64)
+
+
 @dataclass(frozen=True)
 class Reproduction:
     """All that a reproduction found.
@@ -99,6 +122,8 @@ class Reproduction:
         What follows for the paper's claims, in sentences.
     curves
         By part and method, the error by round.
+    intervals
+        By part, those of one run.
     """
 
     name: str
@@ -109,6 +134,7 @@ class Reproduction:
     tables: tuple[Table, ...]
     findings: tuple[str, ...]
     curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict[str, Mapping[str, Curve]])
+    intervals: Mapping[str, Intervals] = field(default_factory=dict[str, Intervals])
 
     @property
     def judged(self) -> list[Cell]:

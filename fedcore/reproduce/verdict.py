@@ -17,7 +17,8 @@ WIDEST = 0.1
 RULE = (
     f"A cell is reproduced where no run diverged and |ours - paper| <= t sqrt(sd_ours^2 / runs + sd_paper^2 / {RUNS}) + {ROUNDING:g}."
     f" Here t is Student's {LEVEL:.1%} quantile for our runs ({stdtrit(RUNS - 1, LEVEL):.2f} for {RUNS} of them), the root is the standard"
-    f" error of a difference of two means (the paper's brackets are standard deviations over {RUNS} runs), and the last term is the"
+    f" error of a difference of two means (the paper's brackets are standard deviations over {RUNS} runs; a figure without one is of one"
+    " run, with our standard deviation), and the last term is the"
     f" rounding of its third decimal. Where that allows more than {WIDEST:.0%} of the paper's figure, a cell within it is undecided: it"
     " needs more runs. A faithful set-up fails in about one cell of twenty by chance."
 )
@@ -44,21 +45,21 @@ class Reached(NamedTuple):
 
     Attributes
     ----------
-    a_rmse
-        In target units; NaN where the run diverged.
+    value
+        A-RMSE in target units, or what else the table holds; NaN where the run diverged.
     chosen
         The setting that the validation rows chose; empty where there was no choice.
     failure
         Why it diverged; empty where it did not.
     """
 
-    a_rmse: float
+    value: float
     chosen: str = ""
     failure: str = ""
 
 
 class Estimate(NamedTuple):
-    """A-RMSE over runs.
+    """What a method reached over runs.
 
     Attributes
     ----------
@@ -76,15 +77,16 @@ class Estimate(NamedTuple):
     @classmethod
     def of(cls, reached: Sequence[Reached]) -> Estimate:
         """The runs of one method."""
-        kept = np.array([each.a_rmse for each in reached if not each.failure])
+        kept = np.array([each.value for each in reached if not each.failure])
         mean = float(kept.mean()) if len(kept) else np.nan
         sd = float(kept.std(ddof=1)) if len(kept) > 1 else np.nan
         return cls(mean, sd, len(reached), len(reached) - len(kept))
 
 
 def tolerance(published: Published, ours: Estimate) -> float:
-    """The largest difference at which `ours` counts as `published`, in target units."""
-    error = np.sqrt(ours.sd**2 / ours.runs + published.sd**2 / RUNS)
+    """The largest difference at which `ours` counts as `published`. One run of the paper varies as ours do."""
+    theirs = ours.sd**2 if published.sd is None else published.sd**2 / RUNS
+    error = np.sqrt(ours.sd**2 / ours.runs + theirs)
     return float(stdtrit(ours.runs - 1, LEVEL) * error) + ROUNDING
 
 
@@ -112,6 +114,6 @@ def judge(published: Published | None, ours: Estimate, *, failure: str = "", ora
     if oracle is not None and published.mean < oracle.mean - tolerance(published, oracle):
         reasons.append(f"the paper is below the oracle ({oracle.mean:.4f}): unreachable from the stated set-up")
     # Of runs of one kind, variances have a ratio like this with probability 1 - SPREAD_LEVEL.
-    if ours.sd > (published.sd + ROUNDING) * np.sqrt(fdtri(ours.runs - 1, RUNS - 1, SPREAD_LEVEL)):
+    if published.sd is not None and ours.sd > (published.sd + ROUNDING) * np.sqrt(fdtri(ours.runs - 1, RUNS - 1, SPREAD_LEVEL)):
         reasons.append("the paper's sd is smaller than independent runs here give")
     return Verdict(word, "; ".join(reasons))

@@ -50,6 +50,34 @@ def cmapss(runs: Runs = 30, seed: Seed = 0, as_json: AsJson = False) -> None:
     _reproduce("cmapss", lambda progress: cmapss(datasets, runs, seed, progress), a_rmse_by_part, as_json=as_json)
 
 
+@app.command("hm2-selection")
+def hm2_selection(runs: Runs = 30, seed: Seed = 0, as_json: AsJson = False) -> None:
+    """Predictors that HM2's lasso selects on the simulated fleets of Cases I to III."""
+    from flows.reproduce import hm2_selection
+    from tasks.report.figures import values_by_part
+
+    _reproduce("hm2-selection", lambda progress: hm2_selection(runs, seed, progress), values_by_part, as_json=as_json)
+
+
+@app.command("hm2-uq")
+def hm2_uq(runs: Runs = 30, seed: Seed = 0, as_json: AsJson = False) -> None:
+    """HM2's intervals of a device's coefficients and of the fleet's hyper-parameters."""
+    from flows.reproduce import hm2_uq
+    from tasks.report.figures import intervals_with_truth
+
+    _reproduce("hm2-uq", lambda progress: hm2_uq(runs, seed, progress), intervals_with_truth, as_json=as_json)
+
+
+@app.command("student")
+def student(runs: Runs = 30, seed: Seed = 0, as_json: AsJson = False) -> None:
+    """HM2's lasso and ridge on the grades of two schools; needs the data set student-por."""
+    from flows.reproduce import student
+    from tasks.report.figures import values_by_part
+
+    datasets = Workspace.find().datasets
+    _reproduce("student", lambda progress: student(datasets, runs, seed, progress), values_by_part, as_json=as_json)
+
+
 def _reproduce(
     name: str, run: Callable[[Callable[[int, int], None]], Reproduction], draw: Callable[[Reproduction], bytes], *, as_json: bool
 ) -> None:

@@ -73,26 +73,57 @@ def a_rmse_by_part(reproduction: Reproduction) -> bytes:
     return _png(figure)
 
 
-def _markers(panel: Axes, table: Table) -> None:
+def _markers(panel: Axes, table: Table, shown: float = SHOWN) -> None:
     parts = list(table.means())
     methods = list(dict.fromkeys(cell.method for cell in table.cells))
     step = 0.84 / len(methods)
     for number, (method, colour, marker) in enumerate(zip(methods, cycle(COLOURS), cycle(MARKERS), strict=False)):
         style = {"marker": marker, "color": colour, "linestyle": "", "markersize": 6}
         of_method = [cell for cell in table.cells if cell.method == method]
-        beyond = any(cell.ours.mean > SHOWN for cell in of_method)
-        panel.plot([], [], label=f"{method} (above {SHOWN:g}, not shown)" if beyond else method, **style)
+        beyond = any(cell.ours.mean > shown for cell in of_method)
+        panel.plot([], [], label=f"{method} (above {shown:g}, not shown)" if beyond else method, **style)
         for cell in of_method:
             x = parts.index(cell.part) + step * (number - (len(methods) - 1) / 2)
             if cell.ours.diverged == cell.ours.runs:
                 panel.plot(x, 0.97, marker="x", color="black", linestyle="", transform=panel.get_xaxis_transform())
-            elif cell.ours.mean <= SHOWN:
+            elif cell.ours.mean <= shown:
                 panel.plot(x, cell.ours.mean, **style)
             if cell.published:
                 panel.plot(x + step / 4, cell.published.mean, markerfacecolor="none", **style)
     panel.set_xticks(range(len(parts)), parts)
     for i in range(1, len(parts)):
         panel.axvline(i - 0.5, color="#999999", linewidth=0.8)
+
+
+def values_by_part(reproduction: Reproduction) -> bytes:
+    """Every cell as a marker, with a panel and a scale of its own for each table: ours filled, the paper's hollow beside it."""
+    figure = Figure(figsize=(4.2 * len(reproduction.tables), 4.8), layout="constrained")
+    panels = figure.subplots(1, len(reproduction.tables), squeeze=False)[0]
+    for panel, table in zip(panels, reproduction.tables, strict=True):
+        _markers(panel, table, shown=float("inf"))
+        panel.set_title(table.title, fontsize=9.5)
+        panel.grid(axis="y", color="#dddddd", linewidth=0.5)
+        panel.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.08))
+    hollow = Line2D([], [], color="black", marker="o", markerfacecolor="none", linestyle="")
+    figure.legend([hollow], ["hollow: the paper's"], loc="outside lower center", frameon=False)
+    return _png(figure)
+
+
+def intervals_with_truth(reproduction: Reproduction) -> bytes:
+    """The intervals of one run, a panel for each part: means as dots, intervals as bars, the truth as crosses."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    panels = figure.subplots(1, len(reproduction.intervals), squeeze=False)[0]
+    for panel, (part, each) in zip(panels, reproduction.intervals.items(), strict=True):
+        places = range(len(each.labels))
+        reach = (each.mean - each.lower, each.upper - each.mean)
+        panel.errorbar(places, each.mean, yerr=reach, fmt="o", color=COLOURS[1], capsize=4, label="mean and 90 % interval")
+        panel.plot(places, each.truth, marker="x", color="black", linestyle="", label="truth", zorder=3)
+        panel.set_xticks(places, each.labels, rotation=45, ha="right")
+        panel.set_title(f"{part}: one run", fontsize=10)
+        panel.grid(axis="y", color="#dddddd", linewidth=0.5)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    return _png(figure)
 
 
 def _png(figure: Figure) -> bytes:

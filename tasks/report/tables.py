@@ -8,6 +8,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from fedcore.reproduce.table import QUANTILES, Cell, Reproduction
 from fedcore.reproduce.verdict import RULE, Word
 from tasks.results import finite
@@ -46,7 +48,9 @@ def settings(cell: Cell) -> str:
 
 def paper_figure(cell: Cell) -> str:
     """The paper's mean and standard deviation, as it prints them."""
-    return f"{cell.published.mean:.3f} ({cell.published.sd:.3f})" if cell.published else ""
+    if cell.published is None:
+        return ""
+    return f"{cell.published.mean:.3f}" + ("" if cell.published.sd is None else f" ({cell.published.sd:.3f})")
 
 
 def our_figure(cell: Cell) -> str:
@@ -60,6 +64,8 @@ def our_figure(cell: Cell) -> str:
 def summary(reproduction: Reproduction) -> str:
     """How many cells are reproduced."""
     count, total = reproduction.count(Word.REPRODUCED), len(reproduction.judged)
+    if not total:
+        return f"The paper has pictures here and no figures ({reproduction.runs} runs, seed {reproduction.seed})."
     return f"{count} of {total} cells are reproduced ({reproduction.runs} runs a cell, seed {reproduction.seed})."
 
 
@@ -91,6 +97,10 @@ def as_json(reproduction: Reproduction) -> str:
         "cells": records(reproduction),
         "quantiles": QUANTILES,
         "curves": curves,
+        "intervals": {
+            part: {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in each._asdict().items()}
+            for part, each in reproduction.intervals.items()
+        },
     }
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
@@ -106,6 +116,10 @@ def as_markdown(reproduction: Reproduction, figure: str) -> str:
         shown = [(label, *_sampled(curve.mean.tolist())) for label, curve in of_part.items()]
         rounds = [str(n) for n in SHOWN_ROUNDS]
         parts += [f"## Parameter error by round, {part} (mean over runs)", _table(("method", *(f"round {n}" for n in rounds)), shown)]
+    for part, each in reproduction.intervals.items():
+        figures = zip(each.labels, each.truth, each.mean, each.lower, each.upper, strict=True)
+        shown = [(label, *(f"{value:.4f}" for value in values)) for label, *values in figures]
+        parts += [f"## {part}: one run", _table(("", "truth", "mean", "lower", "upper"), shown)]
     chosen = [(cell.part, cell.method, settings(cell)) for cell in reproduction.tables[0].cells if cell.chosen]
     if chosen:
         parts += ["## Settings that the validation rows chose (in how many runs)", _table(("", "method", "settings"), chosen)]

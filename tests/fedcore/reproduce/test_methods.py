@@ -56,7 +56,7 @@ def test_a_cell_is_fit_on_the_same_fleet(case: simulations.Case) -> None:
     devices = list(fleet.devices.items())[: case.scored]
     for method in METHODS:
         result = fit(method.grid[0], fleet.devices, rounds=simulations.ROUNDS, seed=5)
-        assert found.reached[method.label].a_rmse == a_rmse(score(DeviceResult(result.theta[name]), data.test) for name, data in devices)
+        assert found.reached[method.label].value == a_rmse(score(DeviceResult(result.theta[name]), data.test) for name, data in devices)
         if case.followed:
             Theta = np.array(list(result.theta.values()))
             error = np.sqrt(((Theta - fleet.Theta.T) ** 2).sum() / len(Theta))
@@ -79,7 +79,7 @@ def test_a_table_of_simulations() -> None:
     assert found.count(Word.NOT_REPRODUCED) + found.count(Word.REPRODUCED) + found.count(Word.UNDECIDED) == 12
     explicit = table.cells[0]
     assert (explicit.ours.runs, explicit.ours.diverged) == (3, 0)
-    assert explicit.ours.mean == pytest.approx(np.mean([each.reached[EXPLICIT].a_rmse for each in runs]))
+    assert explicit.ours.mean == pytest.approx(np.mean([each.reached[EXPLICIT].value for each in runs]))
     assert found.runs == 3
     assert {part: len(curves[EXPLICIT].mean) for part, curves in found.curves.items()} == {"Case II": 44, "Case III": 44}
     assert sum("HM1 explicit diverged in 2 of 3 runs, the first in round 45" in sentence for sentence in found.findings) == 2
@@ -126,9 +126,9 @@ def test_a_table_of_engines(fleet: dict[str, DeviceData]) -> None:
     own = {name: Rows(data.test.X, (data.test.y - data.test.y.min()) / np.ptp(data.test.y)) for name, data in fleet.items()}
     result = engine_run(fleet, own)
     half = a_rmse(score(DeviceResult(np.array([0.5, 0.0, 0.0])), rows) for rows in own.values())
-    assert result["own"]["Constant 0.5"].a_rmse == half
+    assert result["own"]["Constant 0.5"].value == half
     mean = [np.sqrt(((data.test.y - data.train.y.mean()) ** 2).mean()) for data in fleet.values()]
-    assert result["train"]["Training mean"].a_rmse == pytest.approx(np.mean(mean))
+    assert result["train"]["Training mean"].value == pytest.approx(np.mean(mean))
     found = engines.tabulated({sensor: [result, result] for sensor in engines.SENSORS}, seed=0)
     assert [len(table.cells) for table in found.tables] == [4 * 9, 4 * 10]
     assert "train" in found.tables[0].title
