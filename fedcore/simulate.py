@@ -99,8 +99,8 @@ CASES = {
     "hm2-2": Case(d=8, rows=(20,) * 2 + (200,) * 8, noise=0.05, coefficients=THREE_OF_EIGHT, test_noise=0.05),
     "hm2-3": Case(d=30, rows=(40,) * 20, noise=0.05, coefficients=TWENTY_OF_THIRTY, test_rows=400, test_noise=0.05),
 }
-"""`demo` is a fleet in which sharing pays; `hm1-1` to `hm1-4` are Cases I to IV of the paper's section 5.1, `hm2-1` to `hm2-3` are Cases I to
-III of its section 5.2."""
+"""`demo` is a fleet in which sharing pays; `hm1-1` to `hm1-4` are Cases I to IV of the paper's section 5.1, `hm2-1` to `hm2-3` its Cases
+I to III of selection."""
 
 
 def simulate(case: str, seed: int) -> Fleet:
@@ -123,11 +123,11 @@ def simulate(case: str, seed: int) -> Fleet:
     recipe, root = CASES[case], np.random.SeedSequence(seed)
     rng, own = np.random.default_rng(root), np.random.default_rng(root.spawn(1)[0])
     K, d = len(recipe.rows), recipe.d
-    if isinstance(recipe.coefficients, tuple):
-        Omega, Theta = np.zeros((K, K)), np.repeat(np.array(recipe.coefficients)[:, None], K, axis=1)
-    else:
+    if callable(recipe.coefficients):
         Omega = recipe.coefficients(K, rng)
         Theta = rng.standard_normal((d, K)) @ np.linalg.cholesky(Omega).T
+    else:
+        Omega, Theta = np.zeros((K, K)), np.repeat(np.array(recipe.coefficients)[:, None], K, axis=1)
     devices: dict[str, DeviceData] = {}
     for k, n in enumerate(recipe.rows):
         X, X_test = rng.standard_normal((n, d)), rng.standard_normal((recipe.test_rows, d))

@@ -18,7 +18,7 @@ from fedcore.rows import Booleans, Floats
 
 POINTS = 3
 SHIFT, LOOKS = 0.5, 8
-"""The rule moves where the mean is off by this many of its standard deviations, or a variance by this factor's log, and so often at most."""
+"""The rule moves where the mean is off by this many of its standard deviations, or the log of a variance by this; and so often at most."""
 
 FURTHEST, NARROWEST, WIDEST = 1.5, 0.25, 3.0
 """Bounds of one move: of the mean, in standard deviations, and of the variances' factors."""
@@ -64,7 +64,7 @@ def on_grid(log_factor: Callable[[Indices, Floats], Floats], q: NaturalParams, c
     Parameters
     ----------
     log_factor
-        log f_k of the devices at these positions, shape (c,), at phi of shape (c, 9, 2): shape (c, 9). What is not finite counts as f_k = 0.
+        log f_k of the devices at these positions, shape (c,), at phi of shape (c, 9, 2): shape (c, 9). Not finite counts as f_k = 0.
     q
         Where the rule starts, one for all.
     cavity
@@ -77,7 +77,8 @@ def on_grid(log_factor: Callable[[Indices, Floats], Floats], q: NaturalParams, c
     normaliser = 0.5 * np.linalg.slogdet(outside.covariance)[1]
     live: Indices = np.arange(m, dtype=np.intp)
     for _ in range(LOOKS):
-        phi = centre[live, None] + NODES @ root[live].swapaxes(1, 2)
+        scale = np.asarray(root[live], dtype=np.float64)
+        phi = centre[live, None] + NODES @ scale.swapaxes(1, 2)
         log_f = log_factor(live, phi)
         away = phi - outside.mean[live, None]
         log_weight = log_f - 0.5 * ((away @ precision[live]) * away).sum(axis=2) + 0.5 * (NODES**2).sum(axis=1)
@@ -90,7 +91,6 @@ def on_grid(log_factor: Callable[[Indices, Floats], Floats], q: NaturalParams, c
         apart = NODES - drift[:, None]
         spread = (apart * weight[:, :, None]).swapaxes(1, 2) @ apart
         values, vectors = np.linalg.eigh(spread)
-        scale = root[live]
         determinants = np.log(scale[:, 0, 0] * scale[:, 1, 1]) - normaliser[live]
         found.phi[live], found.weight[live] = phi, weight
         found.mean[live] = centre[live] + product(scale, drift)

@@ -2,7 +2,8 @@
 
 Given sigma^2 and the priors' scales, each prior is replaced by a normal site exp(beta t - pi t^2 / 2), so that theta is jointly normal. A
 sweep takes each coefficient's marginal without its site, the cavity, multiplies by its prior, and sets all sites to match the moments.
-Steps are whole, and shortened for good by a factor where the error has risen. A fixed point gives the evidence too.
+Steps are whole, and shortened for good by a factor where the error has risen. A fixed point gives the evidence too. With a prior that is
+not convex and few rows, sites that all move at once may run away. There one is set after the other, which cannot leave the distributions.
 
 Works on m devices times J nodes, values of sigma^2 and of the scales. A pair that has converged stays as it is, so that none depends on
 the others.
@@ -25,9 +26,15 @@ from fedcore.hm2.laplace import Tilt
 from fedcore.hm2.natural import LOG_2PI
 from fedcore.rows import Booleans, Floats
 
-SWEEPS = 100
+SWEEPS, SWEEPS_IN_TURN = 100, 60
 TOLERANCE = 1e-5
 """Of moments, in units of the posterior's. Another step is taken from there on, and the evidence does not react to a site's small error."""
+
+PATIENCE = 30
+"""Sweeps of all sites at once, after which sites of a prior that is not convex are set in turn."""
+
+IN_TURN, LEAST_LEFT = 0.5, 1e-6
+"""Length of steps in turn; and the least share of a marginal's precision that is not the site's, for a step to be taken."""
 
 SHORTER, SHORTEST = 0.6, 0.1
 """Factor of the steps after a rise of the error, and the least step."""
@@ -114,7 +121,7 @@ def inner_ep(rows: Compressed, noise: Floats, prior: Prior, scales: tuple[Floats
     sites = _Sites(np.zeros((m * J, d)), np.repeat(1.0 / sizes, d, axis=1))
     live: Indices = np.arange(m * J, dtype=np.intp)
     step, error = np.ones((m * J, 1)), np.full(m * J, np.inf)
-    for _ in range(SWEEPS):
+    for _ in range(SWEEPS if convex else PATIENCE):
         some = slice(None) if len(live) == m * J else live  # no copies where all are live
         matrices, now = precision[some], _Sites(sites.shift[some], sites.precision[some])
         found = _sweep(matrices, shift[some], now, sizes[some], prior, tuple(scale[some] for scale in each))
@@ -126,9 +133,13 @@ def inner_ep(rows: Compressed, noise: Floats, prior: Prior, scales: tuple[Floats
         length = step[some] if convex else _shortened(matrices, now, new, step[some])
         sites.shift[some] = now.shift + length * (new.shift - now.shift)
         sites.precision[some] = now.precision + length * (new.precision - now.precision)
-        live = live[worst >= TOLERANCE]  # NaN is hopeless, and leaves too
+        live = live[~(worst < TOLERANCE)]
         if not len(live):
             break
+    if len(live) and not convex:
+        restart = _Sites(np.zeros((len(live), d)), np.repeat(1.0 / sizes[live], d, axis=1))
+        moved = _in_turn(precision[live], shift[live], restart, seen[live], prior, tuple(scale[live] for scale in each))
+        sites.shift[live], sites.precision[live] = moved
     found = _sweep(precision, shift, sites, sizes, prior, each)
     log_evidence = _log_evidence(rows, device, sigma2, precision, sites, found, seen)
     return Inner(
@@ -158,6 +169,40 @@ def _matched(found: _Sweep, sites: _Sites, seen: Booleans, *, convex: bool) -> _
     if convex:
         precision = np.maximum(precision, 0.0)  # but for rounding
     return _Sites(np.where(seen, shift, sites.shift), np.where(seen, precision, sites.precision))
+
+
+def _in_turn(precision: Floats, shift: Floats, sites: _Sites, seen: Booleans, prior: Prior, scales: tuple[Floats, ...]) -> _Sites:
+    """Sites set one after the other. With a cavity that is a distribution, so is what a step leads to."""
+    live: Indices = np.arange(len(shift), dtype=np.intp)
+    for _ in range(SWEEPS_IN_TURN):
+        beta, pi, some = sites.shift[live], sites.precision[live], tuple(scale[live] for scale in scales)
+        covariance = _inverse(_with_sites(precision[live], pi))
+        mean = product(covariance, shift[live] + beta)
+        worst = np.zeros(len(live))
+        for i in range(shift.shape[1]):
+            variance = covariance[:, i, i]
+            left = 1.0 - pi[:, i] * variance
+            able = seen[live, i] & (left > LEAST_LEFT) & (variance > 0)
+            share = np.where(able, left, 1.0)
+            cavity_variance = np.where(able, variance, 1.0) / share
+            cavity_mean = np.where(able, mean[:, i] - beta[:, i] * variance, 0.0) / share
+            tilt = Tilt(*(moment[:, 0] for moment in prior(cavity_mean[:, None], cavity_variance[:, None], *some)))
+            wrong = np.abs(tilt.mean - mean[:, i]) / np.sqrt(cavity_variance * share) + np.abs(
+                tilt.variance / (cavity_variance * share) - 1.0
+            )
+            worst = np.maximum(worst, np.where(able, wrong, 0.0))
+            rise = np.where(able, IN_TURN * (1.0 / tilt.variance - 1.0 / cavity_variance - pi[:, i]), 0.0)
+            move = np.where(able, IN_TURN * (tilt.mean / tilt.variance - cavity_mean / cavity_variance - beta[:, i]), 0.0)
+            column, stretch = covariance[:, :, i].copy(), 1.0 + rise * variance
+            mean += column * ((move - rise * mean[:, i]) / stretch)[:, None]
+            covariance -= (rise / stretch)[:, None, None] * column[:, :, None] * column[:, None, :]
+            pi[:, i] += rise
+            beta[:, i] += move
+        sites.shift[live], sites.precision[live] = beta, pi
+        live = live[~(worst < TOLERANCE)]
+        if not len(live):
+            break
+    return sites
 
 
 def _shortened(precision: Floats, now: _Sites, new: _Sites, length: Floats) -> Floats:

@@ -57,7 +57,7 @@ def laplace_tilt(mean: Floats, variance: Floats, scale: Floats) -> Tilt:
     sides = _sides(np.stack(np.broadcast_arrays(away - ratio, -away - ratio)))
     (near, far), (near_mean, far_mean), (near_variance, far_variance) = sides
     odds = near - far
-    share, rest = expit(odds), expit(-odds)
+    share, rest = (np.asarray(expit(each), dtype=np.float64) for each in (odds, -odds))
     shifted = share * near_mean - rest * far_mean
     spread = share * near_variance + rest * far_variance + share * rest * (near_mean + far_mean) ** 2
     log_normaliser = near + np.log1p(np.exp(-odds)) - 0.5 * away**2 - 0.5 * LOG_2PI - np.log(2.0 * scale)

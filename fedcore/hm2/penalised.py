@@ -9,8 +9,9 @@ y_k ~ N(X_k theta_k, sigma^2 I) and phi = (log lambda, log sigma^2), with indepe
 
 Ridge's factors f_k are known in closed form; the others' are the evidence of `inner`. phi's two numbers are integrated over on `grid`.
 
-The start takes sigma^2 from the devices' pooled residuals, or, where there are too few degrees of freedom, half the targets' mean square; and
-then lambda from a rough profile of the evidence, with normal priors of the same variance. Sites start as a part of the expected information.
+The start takes sigma^2 from the devices' pooled residuals, or, where there are too few degrees of freedom, half the targets' mean square;
+and then lambda from a rough profile of the evidence, with normal priors of the same variance. Sites start as a part of the expected
+information.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ class Penalised(ABC):
 
         def log_factors(chosen: Indices, phi: Floats) -> Floats:
             everyone = len(chosen) == len(devices)
-            return self.log_factors(private if everyone else devices.take(chosen).fields, phi)
+            return self.log_factors(private if everyone else devices.take(chosen.tolist()).fields, phi)
 
         return on_grid(log_factors, q, cavity)
 

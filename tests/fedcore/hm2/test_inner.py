@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from scipy.integrate import quad
@@ -84,7 +86,7 @@ def test_elastic_net_evidence_against_importance_sampling(seed: int) -> None:
     assert found.log_evidence[0, 0] == pytest.approx(sampled, abs=0.003 + 3.0 * error)
 
 
-def sampled_evidence(X: np.ndarray, y: np.ndarray, found: Inner, log_prior) -> tuple[float, float]:
+def sampled_evidence(X: np.ndarray, y: np.ndarray, found: Inner, log_prior: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
     """log evidence at the first node by importance sampling around the joint approximation, and its standard error."""
     proposal = multivariate_t(found.mean[0, 0], found.covariance[0, 0] * 1.2, df=6, seed=0)
     theta = proposal.rvs(400_000)

@@ -29,7 +29,7 @@ def expectation_propagation(model: Any, datas: Sequence[DeviceData], rounds: int
         total = type(statistics)(*(np.asarray(each).sum(axis=0) for each in statistics))
         point = model.started(phase, point, total, K, K)
     sites = model.start_sites(point, private)
-    for done in range(1, rounds + 1):
+    for done in range(1, rounds + 1):  # noqa: B007
         q = prior.plus(sites.total())
         cavity = NaturalParams(q.shift - sites.shift, q.precision - sites.precision)
         private, tilted = model.tilted(private, q, cavity)

@@ -1,0 +1,91 @@
+"""The horseshoe against the exact mixture over kappa, which is small enough to sum for three coefficients."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+
+from fedcore import DeviceData
+from fedcore.hm2.horseshoe import LOG_KAPPA, LOG_SHARES, Horseshoe
+from fedcore.hm2.natural import NaturalParams, natural
+
+MODEL = Horseshoe()
+
+
+def device(seed: int, n: int, theta: tuple[float, ...]) -> DeviceData:
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, len(theta)))
+    return DeviceData.of(X, X @ np.array(theta) + 0.3 * rng.standard_normal(n))
+
+
+def exact(data: DeviceData, phi: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """log evidence, and the coefficients' means and variances."""
+    X, y, noise = data.train.X, data.train.y, np.exp(phi[1])
+    n, d = X.shape
+    scale = np.exp(0.5 * phi[1] - phi[0])
+    points = np.array(list(itertools.product(range(len(LOG_KAPPA)), repeat=d)))
+    precision = np.exp(-2.0 * LOG_KAPPA[points]) / scale**2
+    covariance = np.linalg.inv(X.T @ X / noise + precision[:, :, None] * np.eye(d))
+    mean = covariance @ (X.T @ y / noise)
+    log_weight = LOG_SHARES[points].sum(axis=1) + 0.5 * (np.log(precision).sum(axis=1) + np.linalg.slogdet(covariance)[1])
+    log_weight -= 0.5 * (n * np.log(2 * np.pi * noise) + ((y - mean @ X.T) ** 2).sum(axis=1) / noise + (precision * mean**2).sum(axis=1))
+    weight = np.exp(log_weight - log_weight.max())
+    evidence = log_weight.max() + np.log(weight.sum())
+    weight /= weight.sum()
+    centre = weight @ mean
+    return evidence, centre, weight @ (np.diagonal(covariance, axis1=1, axis2=2) + (mean - centre) ** 2)
+
+
+@pytest.mark.parametrize(("mean", "variance", "scale"), [(0.0, 1.0, 1.0), (3.0, 0.1, 0.5), (50.0, 0.01, 0.1), (0.1, 1.0, 1e-3)])
+def test_prior_against_quadrature(mean: float, variance: float, scale: float) -> None:
+    def density(x: float) -> float:
+        both = variance + scale**2 * np.exp(2.0 * x)
+        return np.exp(-0.5 * mean**2 / both) / np.sqrt(2.0 * np.pi * both) / np.cosh(x) / np.pi
+
+    mass = quad(density, -30, 30, points=[np.log(max(abs(mean), 0.1) / scale), 0.0], epsabs=0.0, epsrel=1e-10, limit=500)[0]
+    found = MODEL.tilt(np.array([mean]), np.array([variance]), np.array([scale]))
+    assert found.log_normaliser[0] == pytest.approx(np.log(mass), abs=1e-3)
+
+
+@pytest.mark.parametrize(("n", "off", "wide", "nats"), [(8, 0.15, 0.5, 0.02), (20, 0.02, 0.03, 0.002)])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("log_lambda", [-1.0, 1.0, 3.0])
+def test_against_the_exact_mixture(seed: int, log_lambda: float, n: int, off: float, wide: float, nats: float) -> None:
+    data, phi = device(seed, n, (2.0, 0.0, 0.2)), np.array([log_lambda, np.log(0.09)])
+    evidence, mean, variance = exact(data, phi)
+    inner = MODEL.inner(MODEL.prepare([data]), phi[None, None])
+    assert inner.log_evidence[0, 0] == pytest.approx(evidence, abs=nats)
+    assert np.abs((inner.mean[0, 0] - mean) / np.sqrt(variance)).max() < off
+    assert np.sqrt(np.diagonal(inner.covariance[0, 0])) == pytest.approx(np.sqrt(variance), rel=wide)
+    point = natural(phi[None], 1e12 * np.eye(2)[None])
+    (found,) = MODEL.coefficients(MODEL.prepare([data]), NaturalParams(point.shift[0], point.precision[0]), point)
+    marginals = found.marginals
+    centre = (marginals.weight * marginals.mean).sum(axis=0)
+    assert np.abs((centre - mean) / np.sqrt(variance)).max() < off
+    spread = (marginals.weight * (marginals.variance + (marginals.mean - centre) ** 2)).sum(axis=0)
+    assert np.sqrt(spread) == pytest.approx(np.sqrt(variance), rel=wide)
+    assert np.isinf(marginals.scale).all()
+    assert marginals.weight.min() > 0
+    np.testing.assert_allclose(marginals.weight.sum(axis=0), 1.0)
+
+
+def test_few_rows_are_cautioned() -> None:
+    assert MODEL.caution(9, 8) is None
+    caution = MODEL.caution(8, 8)
+    assert caution is not None
+    assert caution.startswith("8 rows for 8 columns: ")
+
+
+@pytest.mark.parametrize("log_lambda", [-1.0, 1.0, 3.0])
+def test_few_rows_are_as_rough_as_the_caution_says(log_lambda: float) -> None:
+    off = []
+    for seed in range(10):
+        data, phi = device(seed, 2, (2.0, 0.0, 0.2)), np.array([log_lambda, np.log(0.09)])
+        evidence, mean, variance = exact(data, phi)
+        inner = MODEL.inner(MODEL.prepare([data]), phi[None, None])
+        assert inner.log_evidence[0, 0] == pytest.approx(evidence, abs=3.0)
+        off.append(np.abs((inner.mean[0, 0] - mean) / np.sqrt(variance)).max())
+    assert max(off) < 1.0
