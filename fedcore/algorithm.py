@@ -99,6 +99,8 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
     SEARCH
         Options that are worth tuning, each with its default first; every combination of them is valid. Steps and batch are not
         among them: they are the local budget, which algorithms are compared at.
+    WHOLE
+        Whether `aggregate` always applies updates whole.
 
     Raises
     ------
@@ -108,6 +110,7 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
     """
 
     SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    WHOLE: ClassVar[bool] = True
 
     def init_server(self, spec: FleetSpec) -> Server:
         """The server's state before the first round."""

@@ -31,7 +31,7 @@ class Schedule:
     Attributes
     ----------
     rounds
-        The most rounds of the main phase.
+        The most rounds of the main phase; rounds of other phases, before and after it, do not count.
     seed
         Root of all random numbers of the run.
     participation
@@ -215,7 +215,7 @@ def rounds(algorithm: AnyAlgorithm, spec: FleetSpec, backend: Backend, schedule:
         The last one carries the outcome. Nothing is yielded for a state that already is at its end.
     """
     status = algorithm.status(state.server)
-    while not isinstance(status, Outcome) and state.main_rounds < schedule.rounds:
+    while not isinstance(status, Outcome) and (status.phase != "main" or state.main_rounds < schedule.rounds):
         round_num = state.round_num + 1
         cohort = draw_cohort(spec.device_ids, schedule, round_num)
         call = Call(round_num, cohort, algorithm.broadcasts(state.server, cohort), state)
@@ -232,7 +232,7 @@ def rounds(algorithm: AnyAlgorithm, spec: FleetSpec, backend: Backend, schedule:
                 outcome = status
             elif not np.isfinite(loss):
                 outcome = _overflowed(round_num)
-            elif state.main_rounds == schedule.rounds:
+            elif status.phase == "main" and state.main_rounds == schedule.rounds:
                 outcome = Outcome("completed", f"all {schedule.rounds} rounds were run", ok=True)
         uplink = nbytes(answers.ups) + nbytes(answers.infos)
         yield RoundReport(round_num, phase, cohort, answers.answered, state, loss, info, uplink, call.nbytes, outcome)

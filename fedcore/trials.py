@@ -59,22 +59,28 @@ class Trial(NamedTuple):
 
 
 class Server(NamedTuple):
-    """One trial an algorithm."""
+    """One trial an algorithm, and the fraction that each has applied of each device's last update, shape (K, number of trials)."""
 
     trials: tuple[Trial, ...]
+    fractions: Floats
 
 
 class Device(NamedTuple):
-    """One device state a trial."""
+    """Two device states a trial: after its last step, and before it; () for the latter where updates are always applied whole.
+
+    One receipt speaks for all trials, and fractions differ between them, so it is with the next message that a state moves by part.
+    """
 
     states: tuple[Any, ...]
+    before: tuple[Any, ...]
 
 
 class Down(NamedTuple):
-    """One message a trial, and which of the trials go on."""
+    """One message a trial, which of the trials go on, and the fractions that they have applied of the device's last update."""
 
     downs: tuple[Any, ...]
     running: tuple[bool, ...]
+    fractions: tuple[float, ...]
 
 
 class Up(NamedTuple):
@@ -141,7 +147,7 @@ class Trials(Algorithm[Server, Device, Down, Up]):
     Attributes
     ----------
     algorithms
-        One a trial. They have to apply updates whole: one receipt is for all.
+        One a trial.
     """
 
     algorithms: tuple[AnyAlgorithm, ...]
@@ -152,13 +158,18 @@ class Trials(Algorithm[Server, Device, Down, Up]):
             raise Misuse("trials: expected at least one algorithm, got none")
 
     def init_server(self, spec: FleetSpec) -> Server:
-        return Server(tuple(Trial(algorithm.init_server(spec), np.empty(0), 0) for algorithm in self.algorithms))
+        trials = tuple(Trial(algorithm.init_server(spec), np.empty(0), 0) for algorithm in self.algorithms)
+        return Server(trials, np.ones((len(spec.device_ids), len(trials))))
 
     def init_device(self, spec: FleetSpec, data: DeviceData) -> Device:
-        return Device(tuple(algorithm.init_device(spec, data) for algorithm in self.algorithms))
+        return Device(tuple(algorithm.init_device(spec, data) for algorithm in self.algorithms), ((),) * len(self.algorithms))
 
     def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[Device]:
-        return Zipped([algorithm.init_devices(spec, datas) for algorithm in self.algorithms], Device, len(datas))
+        nothing = [[()] * len(datas)] * len(self.algorithms)
+        return Zipped([*(algorithm.init_devices(spec, datas) for algorithm in self.algorithms), *nothing], self._device, len(datas))
+
+    def _device(self, parts: tuple[Any, ...]) -> Device:
+        return Device(parts[: len(self.algorithms)], parts[len(self.algorithms) :])
 
     def broadcast(self, server: Server, k: int) -> Down:
         return self.broadcasts(server, [k])[0]
@@ -166,7 +177,8 @@ class Trials(Algorithm[Server, Device, Down, Up]):
     def broadcasts(self, server: Server, cohort: Sequence[int]) -> Sequence[Down]:
         running = tuple(isinstance(self.ended(server, i), Continue) for i in range(len(self.algorithms)))
         parts = [algorithm.broadcasts(trial.server, cohort) for algorithm, trial in zip(self.algorithms, server.trials, strict=True)]
-        return Zipped(parts, lambda downs: Down(downs, running), len(cohort))
+        fractions = [tuple(row) for row in server.fractions[list(cohort)].tolist()]
+        return Zipped([*parts, fractions], lambda each: Down(each[:-1], running, each[-1]), len(cohort))
 
     def local_step(self, down: Down, device: Device, data: DeviceData, rng: Generator) -> tuple[Device, Up, DeviceInfo]:
         states, ups, infos = self.local_steps([down], [device], [data], [rng])
@@ -177,10 +189,12 @@ class Trials(Algorithm[Server, Device, Down, Up]):
     ) -> tuple[Sequence[Device], Sequence[Up], Sequence[DeviceInfo]]:
         m = len(devices)
         states: list[Sequence[Any]] = []
+        before: list[Sequence[Any]] = []
         ups: list[Sequence[Any]] = []
         losses: list[list[float]] = []
         for i, algorithm in enumerate(self.algorithms):
-            mine = _part(devices, i, lambda device: device.states)
+            mine = self._settled(i, downs, devices)
+            before.append([()] * m if algorithm.WHOLE else mine)
             if not downs[0].running[i]:
                 states.append(mine)
                 ups.append([None] * m)
@@ -194,28 +208,32 @@ class Trials(Algorithm[Server, Device, Down, Up]):
         up = Zipped(ups, lambda sent: sent, m)
         each = list(zip(*losses, strict=True))
         return (
-            Zipped(states, Device, m),
+            Zipped([*states, *before], self._device, m),
             [Up(up[j], each[j]) for j in range(m)],
             [DeviceInfo(min((loss for loss in losses if np.isfinite(loss)), default=np.nan)) for losses in each],
         )
 
-    def accept(self, device: Device, pending: Device, fraction: float) -> Device:
-        pairs = zip(self.algorithms, device.states, pending.states, strict=True)
-        return Device(tuple(old if new is old else algorithm.accept(old, new, fraction) for algorithm, old, new in pairs))
+    def _settled(self, i: int, downs: Sequence[Down], devices: Sequence[Device]) -> Sequence[Any]:
+        """The devices' states in trial i, by as much as it has applied of their last updates."""
+        states = _part(devices, i, lambda device: device.states)
+        if self.algorithms[i].WHOLE:
+            return states
+        before = _part(devices, i + len(self.algorithms), lambda device: (*device.states, *device.before))
+        each = zip(before, states, (down.fractions[i] for down in downs), strict=True)
+        return [state if old == () else self.algorithms[i].accept(old, state, fraction) for old, state, fraction in each]
 
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
         trials: list[Trial] = []
+        fractions = server.fractions.copy()
         for i, (algorithm, trial) in enumerate(zip(self.algorithms, server.trials, strict=True)):
             if ups[0].ups[i] is None:
                 trials.append(trial)
                 continue
             mine = [up.ups[i] for up in ups]
-            new, fraction, _ = algorithm.aggregate(trial.server, cohort, mine)
-            if fraction != 1.0:
-                raise Misuse(f"trials: {type(algorithm).__name__} applies updates in part, which trials cannot: run it on its own")
+            new, fractions[list(cohort), i], _ = algorithm.aggregate(trial.server, cohort, mine)
             losses = [up.losses[i] for up in ups]
             trials.append(Trial(new, np.array([*trial.losses, float(np.mean(losses))]), trial.uplink_bytes + nbytes(mine) + nbytes(losses)))
-        after = Server(tuple(trials))
+        after = Server(tuple(trials), fractions)
         return Aggregated(after, 1.0, Info(sum(isinstance(self.ended(after, i), Continue) for i in range(len(trials)))))
 
     def ended(self, server: Server, i: int) -> Continue | Outcome:
@@ -235,7 +253,8 @@ class Trials(Algorithm[Server, Device, Down, Up]):
 
     def results(self, down: Down, device: Device, data: DeviceData) -> tuple[DeviceResult, ...]:
         """A device's result in every trial."""
-        each = zip(self.algorithms, down.downs, device.states, strict=True)
+        states = [self._settled(i, [down], [device])[0] for i in range(len(self.algorithms))]
+        each = zip(self.algorithms, down.downs, states, strict=True)
         return tuple(algorithm.finalize(told, state, data) for algorithm, told, state in each)
 
     def finalize(self, down: Down, device: Device, data: DeviceData) -> DeviceResult:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.random import Generator
@@ -30,7 +30,7 @@ from fedcore.hm2.approximation import Approximation, Proposal, of_prior, refresh
 from fedcore.hm2.certificate import LEAST, Certificate, certified, draws, no_certificate
 from fedcore.hm2.hierarchy import Hierarchy
 from fedcore.hm2.natural import NaturalParams, inverse, log_partition, moments, natural
-from fedcore.hm2.state import Ask, Check, Current, Device, Info, LogFactors, Server, phi
+from fedcore.hm2.state import Ask, Check, Current, Device, Info, LogFactors, Seeking, Server, phi
 from fedcore.messages import DeviceInfo, Stacked, stacked
 from fedcore.options import choice, number
 from fedcore.rows import Booleans, DeviceData, Floats, Scalar
@@ -67,6 +67,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
     start
         "warm", by the model's own start; "zero", from the prior; or "both", which tries the second where phi may have another mode.
     """
+
+    WHOLE: ClassVar[bool] = False
 
     damping: float = 1.0
     tolerance: float = 1e-3
@@ -105,7 +107,9 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
 
     def broadcasts(self, server: Server, cohort: Sequence[int]) -> Sequence[Any]:
         phase = self.phases[server.phase]
-        if server.ended or phase in (MAIN, SECOND):
+        if phase == SECOND and not server.ended:
+            return _to_all(Seeking(server.approximation.q, server.approximations[0].q), len(cohort))
+        if server.ended or phase == MAIN:
             return _to_all(Current(server.approximation.q, float(server.which)), len(cohort))
         return _to_all(Check(server.approximation.q) if phase == CERTIFICATE else Ask(float(server.phase), server.point), len(cohort))
 
@@ -125,7 +129,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         if isinstance(down, Check):
             values = np.maximum(self.hierarchy.log_factor(device.private, draws(q)), LEAST)
             return devices, Stacked(LogFactors(values), m), Stacked(DeviceInfo(self.hierarchy.loss(device.private)), m)
-        which = int(np.asarray(down.which)[0])
+        which = 1 if isinstance(down, Seeking) else int(np.asarray(down.which)[0])
         private, up, loss = self._refreshed(device, which, q)
         return Stacked(_with_site(device._replace(private=private), which, up.site), m), Stacked(up, m), Stacked(DeviceInfo(loss), m)
 
@@ -188,13 +192,16 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         return server._replace(point=point, total=(), rounds=0, heard=np.zeros_like(server.heard), phase=server.phase + 1)
 
     def _next(self, server: Server, phase: str) -> Server:
-        """Another phase, or the end, once the approximation has converged."""
+        """Another phase, or the end, once the approximation has converged. Where most devices propose nothing it only seems to."""
         if not (server.approximation.change < self.tolerance or server.second_rounds == SECOND_ROUNDS):
             return server
+        if phase == MAIN and 2 * server.approximation.skipped > len(server.heard):
+            return server._replace(failed=True)
         if phase == MAIN and self.start == "both" and self.hierarchy.another_mode(server.approximation.q):
             return server._replace(phase=server.phase + 1, which=1)
-        first, second = (each.log_evidence for each in server.approximations)
-        better = phase == SECOND and second > first and server.approximation.change < self.tolerance
+        first, second = server.approximations
+        found = second.change < self.tolerance and second.skipped <= first.skipped
+        better = phase == SECOND and found and second.log_evidence > first.log_evidence
         server = server._replace(which=int(better or (phase == MAIN and server.which)))
         asked = self.certificate == "on" or (self.certificate == "auto" and len(server.heard) <= FEW and self.hierarchy.CHEAP)
         if not asked:
@@ -202,6 +209,11 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         return server._replace(phase=self.phases.index(CERTIFICATE), total=(), rounds=0, heard=np.zeros_like(server.heard))
 
     def status(self, server: Server) -> Continue | Outcome:
+        if server.failed and 2 * server.approximation.skipped > len(server.heard):
+            what = f"{server.approximation.skipped} of {len(server.heard)} devices have nothing to propose"
+            return Outcome(
+                "diverged", f"{what}, since what is left without their sites is no distribution: try a smaller damping", ok=False
+            )
         if server.failed:
             advice = "scale features and target, or try a smaller damping or start=zero"
             return Outcome("diverged", f"a device's update was not finite, or left no distribution of phi: {advice}", ok=False)
@@ -222,15 +234,15 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
 
     def finalize_devices(self, downs: Sequence[Any], devices: Sequence[Device], datas: Sequence[DeviceData]) -> Sequence[DeviceResult]:
         down, device = stacked(downs), stacked(devices)
-        if not isinstance(down, Current):  # the run failed before it had a start
+        if not isinstance(down, Current | Seeking):  # the run failed before it had a start
             return [DeviceResult(np.zeros(data.train.d)) for data in datas]
-        q = _first(down.q)
-        cavity, _ = self._cavity(_site(device, int(np.asarray(down.which)[0])), q)
+        q, which = (_first(down.first), 0) if isinstance(down, Seeking) else (_first(down.q), int(np.asarray(down.which)[0]))
+        cavity, _ = self._cavity(_site(device, which), q)
         return [DeviceResult(each.mean, each) for each in self.hierarchy.coefficients(device.private, q, cavity)]
 
     def findings(self, server: Server, spec: FleetSpec) -> dict[str, Any]:
-        known = moments(server.approximation.q).proper and not server.failed
-        evidence, k = server.approximation.log_evidence, server.certificate.k
+        known = moments(server.kept.q).proper and not server.failed
+        evidence, k = server.kept.log_evidence, server.certificate.k
         return {
             "phi": phi(server, self.hierarchy.blocks(spec.d)) if known else None,
             "log_evidence": evidence if np.isfinite(evidence) else None,

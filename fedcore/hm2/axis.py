@@ -1,172 +1,98 @@
-"""Tilted moments of a device under theta_k ~ N(mu, diag tau), phi = (mu, t) with t = log tau, for a known noise variance.
+"""Integrals over t = log tau for theta ~ N(mu, diag tau), by rank-one quadrature along each axis of t.
 
-With theta_k and mu integrated out exactly, what is left is a density of t, of d dimensions. It is integrated along each axis by a
-Gauss-Hermite rule, on which tau_i moves alone: a change of rank one to the covariance of y, so that one Cholesky factor serves all nodes.
-A slice gives the mean e_i and the variance v_i that t_i has given the others. With the curvature between axes at the centre, these
-make up a precision matrix, 1 / v_i on its diagonal, and a mean: exact where the density is normal.
-
-All functions work on B devices, or on devices and nodes of an outer rule, at once, with a leading axis.
+A step along axis i of t changes V = R (C + diag tau) R' + sigma^2 I by a matrix of rank one, so with one Cholesky factorisation at the
+centre the log density along all axes costs O(d^2). Five Gauss-Hermite nodes on each give the mean and variance of each t_i given that
+the others are at the centre. Conditional variances are the diagonal of a precision matrix; its other entries are second derivatives at
+the centre. Where the log density is quadratic all of it is exact.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
+from numpy.polynomial.hermite_e import hermegauss
 
 from fedcore.compression import Compressed
 from fedcore.gaussian import product
-from fedcore.hm2.natural import LOG_2PI, NaturalParams, cholesky, inverse, logdet, solved
-from fedcore.hm2.quadrature import gauss_hermite
-from fedcore.rows import Booleans, Floats, Indices
+from fedcore.hm2.cholesky import diagonal, inverse
+from fedcore.hm2.conditional import Conditional, Integral, explained
+from fedcore.rows import Floats
 
-NODES, WEIGHTS = gauss_hermite(5)
+NODES, WEIGHTS = hermegauss(5)
+LOG_WEIGHTS = np.log(WEIGHTS) + 0.5 * NODES**2
+"""Of an integral over x, rather than one over the standard normal distribution."""
 
-
-class Split(NamedTuple):
-    """A normal distribution of phi = (mu, t) as mu given t, N(mean_mu + slope (t - mean_t), covariance), and t, N(mean_t, precision^-1).
-
-    Attributes
-    ----------
-    mean_mu, mean_t
-        Shapes (B, d) and (B, T), T the length of t.
-    covariance, slope, precision
-        Shapes (B, d, d), (B, d, T) and (B, T, T).
-    """
-
-    mean_mu: Floats
-    mean_t: Floats
-    covariance: Floats
-    slope: Floats
-    precision: Floats
+NARROWEST = 1e-4
+"""Least conditional standard deviation, in units of the nodes' scale: below it all weight is on one node, and nothing is resolved."""
 
 
-class TiltedMoments(NamedTuple):
-    """Moments of the tilted distribution of (mu, t).
-
-    Attributes
-    ----------
-    log_evidence
-        Shape (B,).
-    mean, covariance
-        Shapes (B, d + T) and (B, d + T, d + T).
-    sd
-        Standard deviations of t, shape (B, T): the scale that the next rule takes.
-    shift
-        How far the rule's centre or scale was off, shape (B,): the largest |mean - centre| / scale or log of a ratio of scales.
-    error
-        y - R theta at the centre, rotated as the rows are, shape (B, d).
-    proper
-        Whether all of it is finite and the covariance positive definite, shape (B,).
-    """
-
-    log_evidence: Floats
-    mean: Floats
-    covariance: Floats
-    sd: Floats
-    shift: Floats
-    error: Floats
-    proper: Booleans
-
-
-def split(params: NaturalParams, d: int) -> tuple[Split, Booleans]:
-    """Split B distributions of (mu, t), mu of length d, and tell which of them are distributions; of others the parts mean nothing."""
-    matrix = params.matrix
-    covariance, proper = inverse(matrix[..., :d, :d])
-    slope = -covariance @ matrix[..., :d, d:]
-    precision = matrix[..., d:, d:] + matrix[..., d:, :d] @ slope
-    precision = 0.5 * (precision + precision.swapaxes(-1, -2))
-    spread, also = inverse(precision)
-    mean_t = product(spread, params.shift[..., d:] + product(slope.swapaxes(-1, -2), params.shift[..., :d]))
-    mean_mu = product(covariance, params.shift[..., :d]) + product(slope, mean_t)
-    return Split(mean_mu, mean_t, covariance, slope, precision), proper & also
-
-
-@np.errstate(all="ignore")  # what is not finite is found at the end
-def axis_moments(rows: Compressed, noise: Floats, cavity: Split, centre: Floats, scale: Floats) -> TiltedMoments:
-    """Tilted moments by the rule along each axis.
+@np.errstate(all="ignore")  # what is not finite is found below, device by device
+def axis_integral(rows: Compressed, noise: Floats, cavity: Conditional, centre: Floats, scale: Floats) -> Integral:
+    """Integrals for B pairs of a device and a noise variance.
 
     Parameters
     ----------
-    rows
-        Of B devices.
-    noise
-        Variances, shape (B,).
-    cavity
-        B of them.
+    rows, noise, cavity
+        Of B pairs; sigma^2, shape (B,).
     centre, scale
-        Of the rule, in t, shape (B, d) each.
+        Where the nodes of each entry of t are, and how far apart, shape (B, d).
     """
-    R, d = rows.R, cavity.mean_mu.shape[1]
-    transposed = R.swapaxes(1, 2)
-    axes: Indices = np.arange(d, dtype=np.intp)
-    C, G, tau, off = cavity.covariance, cavity.slope, np.exp(centre), centre - cavity.mean_t
-    start = cavity.mean_mu + product(G, off)
-    V = R @ C @ transposed + (R * tau[:, None, :]) @ transposed
-    V[:, axes, axes] += noise[:, None]
-    L, proper = cholesky(0.5 * (V + V.swapaxes(1, 2)))
-    residual = rows.y - product(R, start)
-    half, LR = solved(L, residual), solved(L, R)
-    W = LR.swapaxes(1, 2) @ LR
-    u = product(LR.swapaxes(1, 2), half)
-    WG, pull = W @ G, product(cavity.precision, off)
-    uG, GWG = product(G.swapaxes(1, 2), u), (G * WG).sum(axis=1)
+    d, C, G = centre.shape[1], cavity.C, cavity.G
+    tau, offset = np.exp(centre), centre - cavity.t
+    prior_mean = cavity.mu + product(G, offset)
+    _, W, u, proper = at_centre = explained(rows, prior_mean, C + tau[:, :, None] * np.eye(d), noise)
+    WG = W @ G
+    GWG = G.swapaxes(1, 2) @ WG
+    pull = product(cavity.P, offset)  # of the cavity, back to its mean
 
-    # Along axis i: step delta in t_i changes V by rank one, D = tau_i (e^delta - 1), and the residual through mu's regression on t_i.
-    delta = scale[..., None] * NODES
-    D = tau[..., None] * np.expm1(delta)
-    along = u[..., None] - WG[:, axes, axes][..., None] * delta
-    shrink = 1.0 + D * W[:, axes, axes][..., None]
-    log_density = uG[..., None] * delta - 0.5 * GWG[..., None] * delta**2 - 0.5 * np.log(shrink) + 0.5 * D * along**2 / shrink
-    log_density -= pull[..., None] * delta + 0.5 * cavity.precision[:, axes, axes][..., None] * delta**2
-    relative = log_density + 0.5 * NODES**2
-    highest = relative.max(axis=2, keepdims=True)
-    weight = WEIGHTS * np.exp(relative - highest)
-    mass = weight.sum(axis=2, keepdims=True)
-    weight /= mass
-    log_slice = (highest + np.log(mass))[..., 0] + np.log(scale) + 0.5 * LOG_2PI
-    e = (weight * delta).sum(axis=2)
-    v = (weight * delta**2).sum(axis=2) - e**2
+    # Along axis i, as functions of the step: growth of tau_i, (R'V^-1 residual)_i, and how much V^-1 shrinks along it.
+    step = scale[:, :, None] * NODES
+    growth = tau[:, :, None] * np.expm1(step)
+    linear = u[:, :, None] - diagonal(WG)[:, :, None] * step
+    shrink = 1.0 + growth * diagonal(W)[:, :, None]
+    ratio = growth / shrink
+    log_ratio = (
+        (product(G.swapaxes(1, 2), u) - pull)[:, :, None] * step
+        - 0.5 * (diagonal(GWG) + diagonal(cavity.P))[:, :, None] * step**2
+        - 0.5 * np.log(shrink)
+        + 0.5 * ratio * linear**2
+    )
+    weighted = log_ratio + LOG_WEIGHTS
+    top = weighted.max(axis=2, keepdims=True)
+    weight = np.exp(weighted - top)
+    total = weight.sum(axis=2, keepdims=True)
+    weight /= total
+    log_slice = (top + np.log(total))[:, :, 0] + np.log(scale)
+    moved = ratio * linear  # moves mu by -C W e_i of it
+    mean, moved_mean = (weight * step).sum(axis=2), (weight * moved).sum(axis=2)
+    from_mean, from_moved = step - mean[:, :, None], moved - moved_mean[:, :, None]
+    variance = np.maximum((weight * from_mean**2).sum(axis=2), (NARROWEST * scale) ** 2)
+    regression = (weight * from_mean * from_moved).sum(axis=2) / variance
+    unexplained = np.maximum((weight * from_moved**2).sum(axis=2) - regression**2 * variance, 0.0)
+    shrunk = (weight * ratio).sum(axis=2)
 
-    # Between axes: minus the second derivatives of the log density at the centre.
-    mixed = tau[:, :, None] * tau[:, None, :] * (0.5 * W**2 - u[:, :, None] * u[:, None, :] * W)
-    crossed = G.swapaxes(1, 2) @ (-(W * u[:, None, :]) * tau[:, None, :])
-    precision = -(mixed + crossed + crossed.swapaxes(1, 2) - G.swapaxes(1, 2) @ WG - cavity.precision)
+    # Precision of t: conditional variances on its diagonal, second derivatives at the centre elsewhere.
+    along = -G.swapaxes(1, 2) @ (W * u[:, None, :]) * tau[:, None, :]
+    curvature = tau[:, :, None] * tau[:, None, :] * (0.5 * W - u[:, :, None] * u[:, None, :]) * W
+    precision = GWG + cavity.P - along - along.swapaxes(1, 2) - curvature
+    axes = range(d)
+    precision[:, axes, axes] = 1.0 / variance
     precision = 0.5 * (precision + precision.swapaxes(1, 2))
-    precision[:, axes, axes] = 1.0 / v
-    covariance_t, positive = inverse(precision)
-    moved = product(covariance_t, e / v)
+    spread = inverse(precision)
+    shift = np.where(spread.proper[:, None], product(spread.matrix, mean / variance), mean)
+    fit = (shift * mean / variance).sum(axis=1) - (mean**2 / variance).sum(axis=1) - np.log(variance).sum(axis=1)
+    log_evidence = at_centre.log_density + cavity.log_density(offset) + log_slice.sum(axis=1) + 0.5 * (fit - spread.log_determinant)
 
-    # mu: its mean given t is linear in t and in s_i = D along / shrink, its covariance changes by rank one.
-    s = D * along / shrink
-    mean_s = (weight * s).sum(axis=2)
-    slope_s = ((weight * delta * s).sum(axis=2) - e * mean_s) / v
-    rest_s = np.maximum((weight * s**2).sum(axis=2) - mean_s**2 - slope_s**2 * v, 0.0)
+    # Moments of mu by the law of total expectation: mu | t has mean a + C u(t) and covariance C - C W(t) C.
     CW = C @ W
-    given_t = (G - CW @ G) - CW * slope_s[:, None, :]
-    mean_mu = start + product(C, u) + product(G - CW @ G, moved) - product(CW, mean_s + slope_s * (moved - e))
-    with_t = given_t @ covariance_t
-    gain = (weight * D / shrink).sum(axis=2)
-    covariance_mu = C - CW @ C.swapaxes(1, 2) + (CW * (gain + rest_s)[:, None, :]) @ CW.swapaxes(1, 2) + with_t @ given_t.swapaxes(1, 2)
-
-    covariance = np.empty((len(R), 2 * d, 2 * d))
-    covariance[:, :d, :d], covariance[:, :d, d:] = 0.5 * (covariance_mu + covariance_mu.swapaxes(1, 2)), with_t
-    covariance[:, d:, :d], covariance[:, d:, d:] = with_t.swapaxes(1, 2), covariance_t
-    mean = np.concatenate([mean_mu, centre + moved], axis=1)
-    log_evidence = log_likelihood(rows, noise, L, half) - 0.5 * (off * pull).sum(axis=1) + 0.5 * logdet(cavity.precision)
-    log_evidence += log_slice.sum(axis=1) - 0.5 * d * LOG_2PI - 0.5 * logdet(precision) - 0.5 * np.log(v).sum(axis=1)
-    log_evidence += 0.5 * ((moved * e / v).sum(axis=1) - (e**2 / v).sum(axis=1))
-    sd = np.sqrt(np.diagonal(covariance_t, axis1=1, axis2=2))
-    shift = np.maximum(np.abs(moved) / scale, np.abs(np.log(sd / scale))).max(axis=1)
-    error = noise[:, None] * solved(L.swapaxes(1, 2), half)
-    finite = np.isfinite(mean).all(axis=1) & np.isfinite(covariance).all(axis=(1, 2)) & np.isfinite(log_evidence)
-    return TiltedMoments(log_evidence, mean, covariance, sd, shift, error, proper & positive & finite & (v > 0).all(axis=1))
-
-
-def log_likelihood(rows: Compressed, noise: Floats, L: Floats, half: Floats) -> Floats:
-    """log N(y; ., V) of all n rows, where V has the factor L on the d rows of the compression and is the noise on the others. With fewer
-    rows than d the compression has rows of zeros, whose noise this takes off again."""
-    d = L.shape[-1]
-    diagonal = np.ascontiguousarray(np.diagonal(L, axis1=1, axis2=2))
-    explained = -np.log(diagonal).sum(axis=1) - 0.5 * (half**2).sum(axis=1)
-    return explained - 0.5 * (rows.n - d) * np.log(noise) - 0.5 * rows.rss / noise - 0.5 * rows.n * LOG_2PI
+    response = G - CW @ G
+    total_response = response - CW * regression[:, None, :]
+    mu = prior_mean + product(C, u) + product(response, shift) - product(CW, moved_mean + regression * (shift - mean))
+    cross = total_response @ spread.matrix
+    covariance = np.empty((len(mu), 2 * d, 2 * d))
+    covariance[:, :d, :d] = (
+        C - CW @ C + (CW * (shrunk + unexplained)[:, None, :]) @ CW.swapaxes(1, 2) + cross @ total_response.swapaxes(1, 2)
+    )
+    covariance[:, :d, d:], covariance[:, d:, :d], covariance[:, d:, d:] = cross, cross.swapaxes(1, 2), spread.matrix
+    joint = np.concatenate([mu, centre + shift], axis=1)
+    sound = proper & spread.proper & np.isfinite(log_evidence) & np.isfinite(joint).all(axis=1)
+    return Integral(log_evidence, joint, covariance, np.sqrt(variance), sound & np.isfinite(covariance).all(axis=(1, 2)))

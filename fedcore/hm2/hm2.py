@@ -15,8 +15,8 @@ from fedcore.hm2.hierarchy import Hierarchy
 from fedcore.options import choice, number
 
 PRIORS = {
-    "gaussian": "fedcore.hm2.normal:Gaussian",
-    "isotropic": "fedcore.hm2.normal:Isotropic",
+    "gaussian": "fedcore.hm2.gaussian:Gaussian",
+    "isotropic": "fedcore.hm2.isotropic:Isotropic",
     "lasso": "fedcore.hm2.penalised:Lasso",
     "ridge": "fedcore.hm2.penalised:Ridge",
     "elastic_net": "fedcore.hm2.penalised:ElasticNet",

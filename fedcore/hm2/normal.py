@@ -1,179 +1,276 @@
-"""Devices' coefficients as draws from N(mu, diag tau): one tau for each coefficient (`Gaussian`) or one for all (`Isotropic`).
+"""What the models with normal coefficients have in common: theta_k ~ N(mu, diag tau), with one tau for each coefficient or one for all.
 
-phi = (mu, log tau), and log sigma^2 where the noise is unknown and shared. A noise that is a device's own is integrated out on the device,
-by the same outer rule as a shared one; only log sigma_k^2's prior, N(0, 3^2), is the same for all, and nothing of it leaves the device.
-
-The start is three rounds of federated EM for the largest posterior density, and sites by expected information there.
+phi = (mu, log tau), and log sigma^2 where devices share an unknown sigma. Its prior has independent normal entries. Where each device has
+its own sigma_k, that has a normal prior on log sigma_k^2, and is integrated out on the device.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
+from scipy.special import polygamma, psi
 
 from fedcore.compression import Compressed, compress
-from fedcore.hm2.axis import Split, TiltedMoments, axis_moments
+from fedcore.gaussian import expected
+from fedcore.hm2 import warm
+from fedcore.hm2.cholesky import diagonal, inverse
 from fedcore.hm2.coefficients import Coefficients
-from fedcore.hm2.given import coefficients, log_factors, without_own_noise
-from fedcore.hm2.hierarchy import Hierarchy, Tilted
-from fedcore.hm2.line import line_moments
+from fedcore.hm2.conditional import Cavity, Conditional, Integral, independent_noise, rows_of, split
+from fedcore.hm2.factor import log_density, log_density_own_noise
+from fedcore.hm2.hierarchy import Tilted
 from fedcore.hm2.natural import NaturalParams, moments, natural
-from fedcore.hm2.outer import Integrated, NoisePrior, integrated
-from fedcore.hm2.start import Point, Sums, information_sites, own_noise, own_noise_at, sums, updated
+from fedcore.hm2.nodes import mixture
+from fedcore.hm2.outer import NODES, Found, Rules, tilted_moments
+from fedcore.hm2.warm import Hyperprior, Point, Statistics
 from fedcore.options import choice, number
-from fedcore.rows import DeviceData, Floats
+from fedcore.rows import DeviceData, Floats, Scalar
+from fedcore.semidefinite import EPSILON
 
-ANOTHER_MODE = 4.0
-"""How many of its prior's standard deviations a mean of mu is from the prior's where phi may have two modes: one that takes mu there, and
-one that stays with the prior and takes the distance for variance between devices."""
+WIDENED = 100.0
+"""By how much tau is widened in the first phase of the start: there devices fit their own rows, as far as these determine a fit."""
+
+FAR = 4.0
+"""Prior standard deviations that a mean of mu is from the prior's, from where on another mode is possible. With tau profiled out, K
+devices around M have a second mode near the prior's mean, which takes them for widely scattered, only if M is more than 2 sqrt(K)
+standard deviations away; 4 is that for K = 4. Two or three devices may have one from nearer on, which is not looked for."""
+
+VAGUE = 4.0
+"""Variance of a guess at log sigma^2 from rows without residual degrees of freedom."""
 
 
 class Private(NamedTuple):
-    """What a device keeps: its rows, and the centre and scale of the outer rule on log sigma^2, 0 where there is none yet."""
+    """What m devices keep.
+
+    Attributes
+    ----------
+    rows
+        Their compressed rows.
+    noise, noise_scale
+        log sigma^2 and how uncertain it is, shape (m,). What the rows alone say of it, where sigma is shared; where the rule on it was
+        last, where it is the device's own; what it is, and 0, where sigma is known.
+    """
 
     rows: Compressed
-    noise_centre: Floats
+    noise: Floats
     noise_scale: Floats
 
 
 @dataclass(frozen=True)
-class Normal(Hierarchy[Private, Point, Sums]):
-    """What both models share.
+class Normal(ABC):
+    """Devices whose coefficients are independent draws from normal distributions, with a posterior of their means and variances.
 
     Attributes
     ----------
     sigma
-        Standard deviation of the noise, where it is known.
+        Standard deviation of the noise, in target units, or "unknown".
     noise
-        Where it is not: "shared" by all devices and in phi, or each "device"'s own.
-    mean_sd, log_tau_sd, log_noise_sd
-        Standard deviations of the priors of mu, log tau and log sigma^2, all normal around 0.
+        Where sigma is unknown: "shared" by all devices, or each "device" its own.
+    mu_mean, mu_sd
+        Of the prior of each entry of mu.
+    log_tau_mean, log_tau_sd
+        Of each log tau.
+    log_sigma2_mean, log_sigma2_sd
+        Of log sigma^2.
     """
-
-    START: ClassVar[tuple[str, ...]] = ("em1", "em2", "em3")
-    CHEAP: ClassVar[bool] = True
 
     sigma: float | Literal["unknown"] = "unknown"
     noise: Literal["shared", "device"] = "shared"
-    mean_sd: float = 1.0
+    mu_mean: float = 0.0
+    mu_sd: float = 1.0
+    log_tau_mean: float = 0.0
     log_tau_sd: float = 1.0
-    log_noise_sd: float = 3.0
+    log_sigma2_mean: float = 0.0
+    log_sigma2_sd: float = 3.0
+
+    START: ClassVar[tuple[str, ...]] = ("em1", "em2", "em3")
+    CHEAP: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Raises Misuse on an option out of bounds."""
         number("sigma", self.sigma, 0, np.inf, above=True, below=True, words=("unknown",))
         choice("noise", self.noise, ("shared", "device"))
-        for name in ("mean_sd", "log_tau_sd", "log_noise_sd"):
-            number(name, getattr(self, name), 0, np.inf, above=True, below=True)
+        for name in ("mu", "log_tau", "log_sigma2"):
+            number(f"{name}_mean", getattr(self, f"{name}_mean"), -np.inf, np.inf, above=True, below=True)
+            number(f"{name}_sd", getattr(self, f"{name}_sd"), 0, np.inf, above=True, below=True)
 
-    def taus(self, d: int) -> int:
-        """T, the length of log tau."""
-        raise NotImplementedError
+    @abstractmethod
+    def axes(self, d: int) -> int:
+        """Number of entries of log tau, for d coefficients."""
 
-    def inner(self, rows: Compressed, noise: Floats, cavity: Split, centre: Floats, scale: Floats) -> TiltedMoments:
-        """Tilted moments of (mu, log tau) for known noise."""
-        raise NotImplementedError
+    @abstractmethod
+    def integrate(self, rows: Compressed, noise: Floats, cavity: Conditional, centre: Floats, scale: Floats) -> Integral:
+        """The integral over (mu, log tau) given sigma^2, shape (B,), by a rule on log tau with centre and scale of shape (B, a)."""
 
     @property
-    def _kind(self) -> str:
-        return self.noise if self.sigma == "unknown" else "known"
+    def _known(self) -> bool:
+        return not isinstance(self.sigma, str)
 
-    def _prior_sd(self, d: int) -> Floats:
-        return np.repeat([self.mean_sd, self.log_tau_sd], [d, self.taus(d)])
+    @property
+    def _shared(self) -> bool:
+        return not self._known and self.noise == "shared"
+
+    @property
+    def _hyperprior(self) -> Hyperprior:
+        return Hyperprior(self.mu_mean, self.mu_sd, self.log_tau_mean, self.log_tau_sd)
 
     def blocks(self, d: int) -> dict[str, int]:
-        return {"mu": d, "log_tau": self.taus(d)} | ({"log_sigma2": 1} if self._kind == "shared" else {})
+        """The blocks of phi."""
+        return {"mu": d, "log_tau": self.axes(d)} | ({"log_sigma2": 1} if self._shared else {})
 
     def prior(self, d: int) -> NaturalParams:
-        sd = self._prior_sd(d)
-        sd = np.append(sd, self.log_noise_sd) if self._kind == "shared" else sd
-        return natural(np.zeros(len(sd)), np.diag(1.0 / sd**2))
+        """The prior of phi."""
+        blocks = self.blocks(d).items()
+        mean = np.concatenate([np.full(length, getattr(self, f"{name}_mean")) for name, length in blocks])
+        sd = np.concatenate([np.full(length, getattr(self, f"{name}_sd")) for name, length in blocks])
+        return natural(mean, np.diag(1.0 / sd**2))
 
     def prepare(self, datas: Sequence[DeviceData]) -> Private:
-        return Private(compress(datas), np.zeros(len(datas)), np.zeros(len(datas)))
+        """Compressed rows, and what they say of the noise.
 
-    def loss(self, private: Private) -> Floats:
-        return np.asarray(private.rows.rss) / np.asarray(private.rows.n)
+        Raises
+        ------
+        Misuse
+            Where a device has no training rows, or values so large that their squares overflow.
+        """
+        rows = compress(datas)
+        if not isinstance(self.sigma, str):
+            return Private(rows, np.full(len(datas), 2.0 * np.log(self.sigma)), np.zeros(len(datas)))
+        centre, variance = _own_noise(rows, self.log_sigma2_mean)
+        if self.noise == "device":
+            centre, variance = _combined(centre, variance, self.log_sigma2_mean, self.log_sigma2_sd**2)
+        return Private(rows, centre, np.sqrt(variance))
 
     def start(self, d: int) -> Point:
-        return Point(np.zeros(d), np.zeros(self.taus(d)), self.sigma**2 if self.sigma != "unknown" else 0.0)
+        """The prior's means."""
+        return Point(np.full(d, self.mu_mean), np.full(self.axes(d), self.log_tau_mean), self.log_sigma2_mean)
 
-    def start_statistics(self, phase: str, point: Point, private: Private) -> Sums:
+    def start_statistics(self, phase: str, point: Point, private: Private) -> Statistics:
+        """Sums of expectation maximisation. In its first phase sigma^2 is each device's own guess, for want of a better one."""
         first = phase == self.START[0]
-        return sums(private.rows, point, self._noise_at(point, private.rows, first_round=first), first_round=first)
+        noise = np.exp(private.noise) if first else self._noise(point, private)
+        return warm.statistics(private.rows, point, noise, WIDENED if first else 1.0)
 
-    def _noise_at(self, point: Point, rows: Compressed, *, first_round: bool = False) -> Floats:
-        if self._kind == "device":
-            return own_noise(rows) if first_round else own_noise_at(rows, point)
-        return np.full(len(rows.y), float(point.noise)) if point.noise else own_noise(rows)
-
-    def started(self, phase: str, point: Point, total: Sums, devices: int, fleet: int) -> Point:
-        d, first = len(point.mean), phase == self.START[0]
-        sd = self._prior_sd(d)
-        return updated(point, total, devices / fleet, np.zeros(len(sd)), sd, first_round=first, noise=self._kind)
+    def started(self, phase: str, point: Point, total: Statistics, devices: int, fleet: int) -> Point:
+        """The maximum over mu, tau and sigma^2. Devices that have not answered count as like those that have."""
+        share = fleet / devices
+        return warm.maximised(point, Statistics(*(np.asarray(each) * share for each in total)), fleet, self._hyperprior)
 
     def start_sites(self, point: Point, private: Private) -> NaturalParams:
-        return information_sites(private.rows, point, self._noise_at(point, private.rows), with_noise=self._kind == "shared")
-
-    def another_mode(self, q: NaturalParams) -> bool:
-        mean = moments(q).mean
-        d = next(d for d in range(1, len(mean) + 1) if sum(self.blocks(d).values()) == len(mean))
-        return bool(np.abs(mean[:d]).max() > ANOTHER_MODE * self.mean_sd)
+        """Sites from score and Fisher information."""
+        return warm.fisher_sites(private.rows, point, self._noise(point, private), shared=self._shared)
 
     def tilted(self, private: Private, q: NaturalParams, cavity: NaturalParams) -> tuple[Private, Tilted]:
-        found = self._integrated(private, q, cavity)
-        p = len(q.shift)
-        loss = (np.asarray(private.rows.rss) + (found.error**2).sum(axis=1)) / np.asarray(private.rows.n)
-        tilted = Tilted(found.mean[:, :p], found.covariance[:, :p, :p], found.log_evidence, found.proper, loss)
-        return private._replace(noise_centre=found.noise_centre, noise_scale=found.noise_scale), tilted
+        """Tilted moments of m devices."""
+        found = self._found(private, q, self._cavity(private, cavity))
+        if not self._known and not self._shared:
+            private = private._replace(
+                noise=np.where(found.proper, found.noise, private.noise),
+                noise_scale=np.where(found.proper, found.noise_scale, private.noise_scale),
+            )
+        p = found.mean.shape[1] - (not self._shared)
+        mean, covariance = np.ascontiguousarray(found.mean[:, :p]), np.ascontiguousarray(found.covariance[:, :p, :p])
+        return private, Tilted(mean, covariance, found.log_evidence, found.proper, self._loss_at(private.rows, found))
 
-    def _integrated(self, private: Private, q: NaturalParams, cavity: NaturalParams) -> Integrated:
-        d = private.rows.y.shape[1]
-        return integrated(self.inner, self._noise_prior(cavity), private.rows, q, cavity, d, self.taus(d), private[1:])
+    def _loss_at(self, rows: Compressed, found: Found) -> Floats:
+        """Mean squared training error of the coefficients that are expected at the tilted means; of least squares where there are none."""
+        d = rows.R.shape[1]
+        axes = self.axes(d)
+        mean = np.where(found.proper[:, None], found.mean, 0.0)
+        sd = np.exp(0.5 * mean[:, d : d + axes] @ warm.spread(d, axes).T)
+        error = expected(rows, np.ascontiguousarray(mean[:, :d]), sd[:, :, None] * np.eye(d), np.exp(mean[:, -1])).error
+        explained = np.where(found.proper, (error**2).sum(axis=1), 0.0)
+        return (explained + rows.rss) / np.asarray(rows.n)
 
-    def _noise_prior(self, cavity: NaturalParams) -> NoisePrior:
-        m = len(cavity.shift)
-        if self.sigma != "unknown":
-            return NoisePrior("known", np.full(m, 2.0 * np.log(self.sigma)), np.zeros(m))
-        if self.noise == "device":
-            return NoisePrior("device", np.zeros(m), np.full(m, self.log_noise_sd**2))
-        at = moments(cavity)
-        return NoisePrior("shared", at.mean[:, -1], at.covariance[:, -1, -1])
-
-    def coefficients(self, private: Private, q: NaturalParams, cavity: NaturalParams) -> list[Coefficients]:
-        found = self._integrated(private, q, cavity)
-        d = private.rows.y.shape[1]
-        return coefficients(self._noise_prior(cavity), private.rows, cavity, found, d, self.taus(d))
+    def loss(self, private: Private) -> Floats:
+        """Mean squared training error of least squares."""
+        return np.asarray(private.rows.rss) / np.asarray(private.rows.n)
 
     def log_factor(self, private: Private, phi: Floats) -> Floats:
-        d = private.rows.y.shape[1]
-        T = self.taus(d)
-        if self._kind == "device":
-            return without_own_noise(private.rows, phi[:, :d], phi[:, d : d + T], self.log_noise_sd)
-        noise = np.exp(phi[:, -1]) if self._kind == "shared" else np.full(len(phi), float(self.sigma) ** 2)
-        return log_factors(private.rows, phi[:, :d], phi[:, d : d + T], np.broadcast_to(noise, (len(private.rows.y), len(phi))))
+        """log f_k(phi), exact up to rounding, and up to quadrature over sigma_k where it is the device's own."""
+        d = private.rows.R.shape[1]
+        axes = self.axes(d)
+        mu, tau = np.ascontiguousarray(phi[:, :d]), np.exp(phi[:, d : d + axes] @ warm.spread(d, axes).T)
+        values: list[Floats] = []
+        for k in range(len(private.noise)):
+            rows, noise = rows_of(private.rows, slice(k, k + 1)), private.noise[k]
+            if self._known or self._shared:
+                log_noise = phi[:, -1].copy() if self._shared else np.full(len(phi), noise)
+                values.append(log_density(rows, mu, tau, np.exp(log_noise)))
+            else:
+                values.append(log_density_own_noise(rows, mu, tau, noise, self.log_sigma2_mean, self.log_sigma2_sd**2))
+        return np.array(values)
+
+    def coefficients(self, private: Private, q: NaturalParams, cavity: NaturalParams) -> list[Coefficients]:
+        """The posterior of each device's coefficients, as a mixture of normal distributions."""
+        d, m = private.rows.R.shape[1], len(private.noise)
+        axes, conditional = self.axes(d), self._cavity(private, cavity)
+        found = self._found(private, q, conditional)
+        each, last = warm.spread(d, axes), slice(d, d + axes + 1)
+        whole = moments(q)
+        results: list[Coefficients] = []
+        for k in range(m):
+            mean, covariance = found.mean[k, last], found.covariance[k, last, last]
+            if not found.proper[k]:
+                # Weights correct any distribution that values are drawn from; q is the best left.
+                mean, covariance = np.append(whole.mean[d : d + axes], private.noise[k]), np.zeros((axes + 1, axes + 1))
+                covariance[:axes, :axes] = whole.covariance[d : d + axes, d : d + axes]
+                covariance[axes, axes] = private.noise_scale[k] ** 2
+            one = slice(k, k + 1)
+            results.append(mixture(rows_of(private.rows, one), conditional.of(one), mean, covariance, each, known=self._known))
+        return results
+
+    def another_mode(self, q: NaturalParams) -> bool:
+        """Whether a mean of mu is far from its prior's."""
+        d = next(d for d in range(1, q.shift.shape[-1]) if sum(self.blocks(d).values()) == q.shift.shape[-1])
+        return bool((np.abs(moments(q).mean[:d] - self.mu_mean) > FAR * self.mu_sd).any())
+
+    def _noise(self, point: Point, private: Private) -> Floats:
+        return np.full(len(private.noise), np.exp(point.log_sigma2)) if self._shared else np.exp(private.noise)
+
+    def _cavity(self, private: Private, cavity: NaturalParams) -> Cavity:
+        """Of (mu, t, s), whether s is in phi or not; where it is known, any distribution does."""
+        d = private.rows.R.shape[1]
+        return split(cavity if self._shared else independent_noise(cavity, self.log_sigma2_mean, self.log_sigma2_sd**2), d)
+
+    def _found(self, private: Private, q: NaturalParams, cavity: Cavity) -> Found:
+        """Rules start where q is, but for the noise: by the rows and the cavity if shared, and where it was last if the device's own."""
+        m, d = len(private.noise), private.rows.R.shape[1]
+        axes = self.axes(d)
+        noise, scale = private.noise, private.noise_scale
+        if self._shared:
+            noise, variance = _combined(noise, scale**2, cavity.noise_mean, cavity.noise_variance)
+            scale = np.sqrt(variance)
+        whole = moments(q)
+        t = slice(d, d + axes)
+        J = 1 if self._known else len(NODES)
+        centre = np.broadcast_to(whole.mean[t], (m, J, axes))
+        if self._shared:
+            slope = whole.covariance[t, -1] / whole.covariance[-1, -1]
+            s = noise[:, None] + scale[:, None] * NODES
+            centre = centre + (s - whole.mean[-1])[:, :, None] * slope
+        width = 1.0 / np.sqrt(diagonal(inverse(whole.covariance[None, t, t]).matrix))
+        start = Rules(noise, scale, np.ascontiguousarray(centre), np.broadcast_to(width[0], (m, J, axes)).copy())
+        return tilted_moments(self.integrate, private.rows, cavity, start)
 
 
-@dataclass(frozen=True)
-class Gaussian(Normal):
-    """theta_k ~ N(mu, diag tau)."""
+def _own_noise(rows: Compressed, fallback: float) -> tuple[Floats, Floats]:
+    """Mean and variance of log sigma^2 that the residuals of least squares speak for; without any, half of the targets' power."""
+    freedom, power = np.asarray(rows.freedom), np.asarray(rows.power)
+    some = freedom > 0
+    half = np.where(some, freedom, 1.0) / 2.0
+    least = EPSILON**2 * power * rows.n
+    with np.errstate(divide="ignore"):
+        fitted = np.log(np.maximum(rows.rss, least) / 2.0) - psi(half)
+        vague = np.log(power / 2.0)
+    centre = np.where(power > 0, np.where(some, fitted, vague), fallback)
+    return centre, np.where(some, polygamma(1, half), VAGUE)
 
-    def taus(self, d: int) -> int:
-        return d
 
-    def inner(self, rows: Compressed, noise: Floats, cavity: Split, centre: Floats, scale: Floats) -> TiltedMoments:
-        return axis_moments(rows, noise, cavity, centre, scale)
-
-
-@dataclass(frozen=True)
-class Isotropic(Normal):
-    """theta_k ~ N(mu, tau I), for coefficients of one scale."""
-
-    def taus(self, d: int) -> int:
-        return 1
-
-    def inner(self, rows: Compressed, noise: Floats, cavity: Split, centre: Floats, scale: Floats) -> TiltedMoments:
-        return line_moments(rows, noise, cavity, centre, scale)
+def _combined(mean: Floats, variance: Floats, other_mean: Scalar, other_variance: Scalar) -> tuple[Floats, Floats]:
+    """Mean and variance of the product of two normal densities."""
+    total = variance + other_variance
+    return (mean * other_variance + other_mean * variance) / total, variance * other_variance / total

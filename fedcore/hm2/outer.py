@@ -1,199 +1,165 @@
-"""Tilted moments where the noise variance is unknown: an outer rule on s = log sigma^2, with the moments of `axis` or `line` at each node.
+"""Tilted moments of phi = (mu, t, s): an outer Gauss-Hermite rule on s = log sigma^2, integrals over (mu, t) at each of its nodes.
 
-Rules are placed anew, device by device, while the moments that they find are far from where they stand.
+Both rules start from a guess, and are moved to where the mass turns out to be, up to five times, while they are off by more than .3 of
+their scale. A device that is done stays as it is while others go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.polynomial.hermite_e import hermegauss
 
 from fedcore.compression import Compressed
-from fedcore.hm2.axis import Split, TiltedMoments, split
-from fedcore.hm2.natural import NaturalParams, inverse, moments
-from fedcore.hm2.quadrature import gauss_hermite
-from fedcore.hm2.start import own_noise
-from fedcore.rows import Booleans, Floats, Indices
+from fedcore.hm2.cholesky import cholesky
+from fedcore.hm2.conditional import Cavity, Conditional, Integral, repeat, rows_of
+from fedcore.rows import Booleans, Floats
 
-NODES, WEIGHTS = gauss_hermite(5)
-"""The rule on log sigma^2. Three nodes diverge."""
+NODES, WEIGHTS = hermegauss(5)
+LOG_WEIGHTS = np.log(WEIGHTS) + 0.5 * NODES**2
+"""Of an integral over x, rather than one over the standard normal distribution."""
 
-REFINEMENTS, FAR = 4, 0.3
-"""How often rules are placed at most, and the shift from which on they are placed anew."""
+PASSES, TOLERANCE = 6, 0.3
+"""How often rules are placed at most, and by what share of their scale they may be off."""
 
-LONGEST_STEP, MOST_SCALE = 3.0, 3.0
-"""How many scales a centre moves at most, and by which factor a scale changes."""
+REACH, GROWTH = 3.0, 3.0
+"""How far a rule on t moves in one pass at most, in units of its scale, and by what factor its scale changes: nodes see no farther."""
 
-LONGEST_NOISE_STEP, LEAST_NOISE_VARIANCE, MOST_NOISE_VARIANCE = 2.0, 0.2, 5.0
+NOISE_REACH, NOISE_GROWTH = 2.0, 2.2
+"""The same for the rule on s, at whose nodes those on t may still be off."""
+
+NARROWEST = 1e-3
+"""Least standard deviation of s, in units of its rule's scale, that is told from zero."""
 
 COUNTS = 1e-3
-"""Weight from which on a node's inner rule matters."""
+"""Nodes of s with less weight need not have their rule on t in place."""
 
-Inner = Callable[[Compressed, Floats, Split, Floats, Floats], TiltedMoments]
-
-
-class NoisePrior(NamedTuple):
-    """What the cavity, or a device's own prior, says of s = log sigma^2.
-
-    Attributes
-    ----------
-    kind
-        "known", "shared" (then s is the last of phi) or "device".
-    mean, variance
-        Shape (m,) each; the variance is 0 where the noise is known.
-    """
-
-    kind: str
-    mean: Floats
-    variance: Floats
-
-    @property
-    def known(self) -> bool:
-        """Whether there is nothing to integrate over."""
-        return self.kind == "known"
+Integrate = Callable[[Compressed, Floats, Conditional, Floats, Floats], Integral]
 
 
-class Integrated(NamedTuple):
-    """Tilted moments of (mu, t) and, unless the noise is known, s.
+class Rules(NamedTuple):
+    """Where the rules of m devices are.
 
     Attributes
     ----------
-    log_evidence, mean, covariance, error, proper
-        As `TiltedMoments` has them, for p values instead of d + T.
-    noise_centre, noise_scale
-        Where the outer rule stood, shape (m,).
+    noise, noise_scale
+        Centre and scale of the rule on s, shape (m,); a scale of 0 where s is known.
+    t, scale
+        Centres and scales of the rules on t, at each node of s, shape (m, J, a).
     """
 
-    log_evidence: Floats
+    noise: Floats
+    noise_scale: Floats
+    t: Floats
+    scale: Floats
+
+
+class Found(NamedTuple):
+    """Of m devices, what `Tilted` has of (mu, t, s), and where the rule on s was last.
+
+    Attributes
+    ----------
+    mean, covariance
+        Shapes (m, d + a + 1) and (m, d + a + 1, d + a + 1); s has variance 0 where it is known.
+    log_evidence, proper
+        Shape (m,).
+    noise, noise_scale
+        Centre and scale that fit s, shape (m,).
+    """
+
     mean: Floats
     covariance: Floats
-    error: Floats
+    log_evidence: Floats
     proper: Booleans
-    noise_centre: Floats
+    noise: Floats
     noise_scale: Floats
 
 
-@np.errstate(all="ignore")  # what is not finite is improper
-def integrated(
-    inner: Inner, prior: NoisePrior, rows: Compressed, q: NaturalParams, cavity: NaturalParams, d: int, T: int, rule: Sequence[Floats]
-) -> Integrated:
-    """Tilted moments of m devices.
+@np.errstate(all="ignore")  # what is not finite is found below, device by device
+def tilted_moments(integrate: Integrate, rows: Compressed, cavity: Cavity, start: Rules) -> Found:
+    """Moments of m devices.
 
     Parameters
     ----------
-    inner
-        The moments for known noise.
-    prior
-        Of s.
-    rows
-        Of m devices.
-    q
-        The approximation, one for all: where rules are placed first.
-    cavity
-        m of them.
-    d, T
-        Lengths of mu and t.
-    rule
-        Centre and scale of the outer rule, shape (m,) each; a scale of 0 stands for none yet.
+    integrate
+        The rule on t.
+    rows, cavity, start
+        Of m devices. J is 1 where s is known, at `start.noise`, and else the number of `NODES`.
     """
-    m, J, p = len(rows.y), 1 if prior.known else len(NODES), d + T + (not prior.known)
-    centre, scale = _outer_rule(prior, rows, rule)
-    nodes = centre[:, None] + scale[:, None] * (np.zeros(1) if prior.known else NODES)
-    inner_centre, inner_scale = _inner_rules(prior, q, nodes, d, T)
-    result = Integrated(np.empty(m), np.empty((m, p)), np.empty((m, p, p)), np.empty((m, d)), np.empty(m, dtype=bool), centre, scale)
-    left: Indices = np.arange(m)
-    for _ in range(REFINEMENTS):
-        own = Compressed(*(np.repeat(np.asarray(part)[left], J, axis=0) for part in rows))
-        s = (result.noise_centre[left, None] + result.noise_scale[left, None] * (np.zeros(1) if prior.known else NODES)).reshape(-1)
-        parts, sound = split(_given_noise(prior, cavity, left, s, J, d + T), d)
-        flat = (inner_centre[left].reshape(-1, T), inner_scale[left].reshape(-1, T))
-        found = inner(own, np.exp(s), parts, *flat)
-        combined, shift, moved = _combined(prior, found, sound & found.proper, s.reshape(-1, J), left, result)
-        for whole, part in zip(result[:5], combined, strict=True):
-            whole[left] = part
-        step = np.clip(found.mean[:, d:] - flat[0], -LONGEST_STEP * flat[1], LONGEST_STEP * flat[1])
-        fits = np.where(np.isfinite(found.sd), found.sd, flat[1])
-        far = ~(shift <= FAR)
-        again = left[far]
-        if not len(again):
+    active, rules = np.arange(len(start.noise)), start
+    found, rules, off = _passed(integrate, rows, cavity, rules)
+    for _ in range(PASSES - 1):
+        going = ~(off <= TOLERANCE)
+        if not going.any():
             break
-        inner_centre[again] = (flat[0] + np.where(np.isfinite(step), step, 0.0)).reshape(-1, J, T)[far]
-        inner_scale[again] = np.clip(fits, flat[1] / MOST_SCALE, flat[1] * MOST_SCALE).reshape(-1, J, T)[far]
-        result.noise_centre[again], result.noise_scale[again] = (part[far] for part in moved)
-        left = again
-    return result
+        active, rules = active[going], Rules(*(each[going] for each in rules))
+        again, rules, off = _passed(integrate, rows_of(rows, active), cavity.of(active), rules)
+        for kept, new in zip(found, again, strict=True):
+            kept[active] = new
+    return found
 
 
-def _outer_rule(prior: NoisePrior, rows: Compressed, rule: Sequence[Floats]) -> tuple[Floats, Floats]:
-    """Where it stood, or a first place: what the prior and the residual degrees of freedom say together."""
-    if prior.known:
-        return prior.mean.copy(), np.zeros_like(prior.mean)
-    told = 0.5 * np.asarray(rows.freedom)
-    precision = 1.0 / prior.variance + told
-    own = np.log(own_noise(rows))
-    first = (prior.mean / prior.variance + told * own) / precision
-    stands = np.asarray(rule[1]) > 0
-    return np.where(stands, rule[0], first), np.where(stands, rule[1], 1.0 / np.sqrt(precision))
+def _passed(integrate: Integrate, rows: Compressed, cavity: Cavity, rules: Rules) -> tuple[Found, Rules, Floats]:
+    """Moments with the rules as they are, better rules, and how far they were off."""
+    m, J, a = rules.t.shape
+    d = rows.R.shape[1]
+    nodes = NODES if J > 1 else np.zeros(1)
+    s = rules.noise[:, None] + rules.noise_scale[:, None] * nodes
+    pairs = Compressed(*(repeat(np.asarray(each), J) for each in rows)) if J > 1 else rows
+    centre, scale = rules.t.reshape(m * J, a), rules.scale.reshape(m * J, a)
+    each = integrate(pairs, np.exp(s).reshape(-1), cavity.given(s, d), centre, scale)
+
+    step = np.where(np.isfinite(each.mean[:, d:]), each.mean[:, d:] - centre, 0.0)
+    width = np.where(np.isfinite(each.scale), each.scale, scale)
+    off = np.maximum(np.abs(step) / scale, np.abs(np.log(width / scale))).max(axis=1).reshape(m, J)
+    t = (centre + np.clip(step, -REACH * scale, REACH * scale)).reshape(m, J, a)
+    # With the mass at the edge of a rule nodes see little of its width.
+    narrowest = np.where(np.abs(step) > scale, scale, scale / GROWTH)
+    resized = np.clip(width, narrowest, scale * GROWTH).reshape(m, J, a)
+
+    mean = np.concatenate([each.mean.reshape(m, J, -1), s[:, :, None]], axis=2)
+    inner = (0.5 * (each.covariance + each.covariance.swapaxes(1, 2))).reshape(m, J, d + a, d + a)
+    usable = each.proper.reshape(m, J)
+    if J == 1:
+        covariance = np.zeros((m, d + a + 1, d + a + 1))
+        covariance[:, :-1, :-1] = inner[:, 0]
+        proper = usable[:, 0] & cavity.proper & _definite(inner[:, 0])
+        off = np.where(usable[:, 0], off[:, 0], np.inf)
+        found = Found(mean[:, 0].copy(), covariance, each.log_evidence, proper, rules.noise.copy(), rules.noise_scale.copy())
+        return found, rules._replace(t=t, scale=resized), off
+
+    log_weight = _log_weights(each.log_evidence.reshape(m, J), usable, s, cavity, rules)
+    top = np.where(usable.any(axis=1), log_weight.max(axis=1), 0.0)
+    weight = np.exp(log_weight - top[:, None])
+    total = weight.sum(axis=1)
+    weight /= np.where(total > 0, total, 1.0)[:, None]
+    mean, inner = np.where(usable[:, :, None], mean, 0.0), np.where(usable[:, :, None, None], inner, 0.0)
+    average = (weight[:, None] @ mean)[:, 0]
+    from_average = np.where(usable[:, :, None], mean - average[:, None], 0.0)
+    covariance = (from_average * weight[:, :, None]).swapaxes(1, 2) @ from_average
+    covariance[:, :-1, :-1] += (weight[:, None] @ inner.reshape(m, J, -1)).reshape(m, d + a, d + a)
+    covariance = 0.5 * (covariance + covariance.swapaxes(1, 2))
+
+    moved = (weight * nodes).sum(axis=1)
+    spread = np.sqrt(np.maximum((weight * (nodes - moved[:, None]) ** 2).sum(axis=1), NARROWEST**2))
+    noise = rules.noise + rules.noise_scale * np.clip(moved, -NOISE_REACH, NOISE_REACH)
+    noise_scale = rules.noise_scale * np.clip(spread, np.where(np.abs(moved) > 1.0, 1.0, 1.0 / NOISE_GROWTH), NOISE_GROWTH)
+    off = np.where(weight > COUNTS, off, 0.0).max(axis=1)
+    off = np.where(total > 0, np.maximum(off, np.maximum(np.abs(moved), np.abs(np.log(spread)))), np.inf)
+    proper = (total > 0) & cavity.proper & np.isfinite(average).all(axis=1) & _definite(covariance)
+    found = Found(average, covariance, top + np.log(total), proper, noise, noise_scale)
+    return found, Rules(noise, noise_scale, t, resized), off
 
 
-def _inner_rules(prior: NoisePrior, q: NaturalParams, nodes: Floats, d: int, T: int) -> tuple[Floats, Floats]:
-    """Centres and scales in t for each device and node, shape (m, J, T): what q says of t, given s where s is in phi."""
-    at = moments(q)
-    t = slice(d, d + T)
-    precision, _ = inverse(at.covariance[t, t])
-    scale = 1.0 / np.sqrt(np.diagonal(precision))
-    centre = np.broadcast_to(at.mean[t], (*nodes.shape, T)).copy()
-    if prior.kind == "shared":
-        centre += (nodes - at.mean[-1])[..., None] * at.covariance[t, -1] / at.covariance[-1, -1]
-    return centre, np.broadcast_to(scale, centre.shape).copy()
+def _log_weights(log_evidence: Floats, usable: Booleans, s: Floats, cavity: Cavity, rules: Rules) -> Floats:
+    """Of the nodes of s, such that they sum to the integral; -inf where a node is of no use."""
+    variance = cavity.noise_variance[:, None]
+    prior = -0.5 * ((s - cavity.noise_mean[:, None]) ** 2 / variance + np.log(2.0 * np.pi * variance))
+    value = log_evidence + prior + LOG_WEIGHTS + np.log(rules.noise_scale)[:, None]
+    return np.where(usable & np.isfinite(value), value, -np.inf)
 
 
-def _given_noise(prior: NoisePrior, cavity: NaturalParams, left: Indices, s: Floats, J: int, length: int) -> NaturalParams:
-    """The cavity of (mu, t) for each device that is left and node."""
-    shift, precision = (np.repeat(part[left], J, axis=0) for part in cavity)
-    if prior.kind != "shared":
-        return NaturalParams(shift, precision)
-    crossed = slice(length * (length + 1) // 2, -1)  # the last row of the packed triangle, without its diagonal
-    return NaturalParams(shift[:, :-1] - precision[:, crossed] * s[:, None], precision[:, : crossed.start])
-
-
-def _combined(
-    prior: NoisePrior, found: TiltedMoments, sound: Booleans, s: Floats, left: Indices, so_far: Integrated
-) -> tuple[tuple[Floats | Booleans, ...], Floats, tuple[Floats, Floats]]:
-    """Moments over the nodes of the outer rule, how far rules are off, and where the outer one should stand."""
-    if prior.known:
-        return (
-            (found.log_evidence, found.mean, found.covariance, found.error, sound),
-            np.where(sound, found.shift, np.inf),
-            (s[:, 0], np.zeros(len(s))),
-        )
-    (n, J), length = s.shape, found.mean.shape[1]
-    centre, scale, mean, variance = (part[left] for part in (so_far.noise_centre, so_far.noise_scale, prior.mean, prior.variance))
-    density = found.log_evidence.reshape(n, J) - 0.5 * (s - mean[:, None]) ** 2 / variance[:, None] + 0.5 * NODES**2
-    usable = sound.reshape(n, J) & np.isfinite(density)
-    density = np.where(usable, density, -np.inf)
-    highest = density.max(axis=1, keepdims=True)
-    weight = WEIGHTS * np.exp(density - highest)
-    mass = weight.sum(axis=1, keepdims=True)
-    weight = np.where(usable, weight / mass, 0.0)
-    log_evidence = (highest + np.log(mass))[:, 0] + np.log(scale) - 0.5 * np.log(variance)
-
-    values = np.where(usable[..., None], np.concatenate([found.mean.reshape(n, J, length), s[..., None]], axis=2), 0.0)
-    total = (weight[:, None] @ values)[:, 0]
-    away = np.where(usable[..., None], values - total[:, None], 0.0)
-    covariance = (away * weight[..., None]).swapaxes(1, 2) @ away
-    within = np.where(usable[..., None, None], found.covariance.reshape(n, J, length, length), 0.0)
-    covariance[:, :length, :length] += (weight[:, None] @ within.reshape(n, J, -1))[:, 0].reshape(n, length, length)
-    error = (weight[:, None] @ np.where(usable[..., None], found.error.reshape(n, J, -1), 0.0))[:, 0]
-
-    step, spread = (weight * NODES).sum(axis=1), (weight * NODES**2).sum(axis=1)
-    spread = spread - step**2
-    shift = np.maximum(np.abs(step), np.abs(0.5 * np.log(np.maximum(spread, 1e-3))))
-    matters = np.where(usable & (weight > COUNTS), found.shift.reshape(n, J), 0.0).max(axis=1)
-    moved = centre + scale * np.clip(step, -LONGEST_NOISE_STEP, LONGEST_NOISE_STEP)
-    fits = scale * np.sqrt(np.clip(spread, LEAST_NOISE_VARIANCE, MOST_NOISE_VARIANCE))
-    proper = usable.any(axis=1) & np.isfinite(log_evidence)
-    shift = np.where(proper, np.maximum(shift, matters), np.inf)
-    return (log_evidence, total, covariance, error, proper), shift, (moved, fits)
+def _definite(covariance: Floats) -> Booleans:
+    return cholesky(covariance)[1]

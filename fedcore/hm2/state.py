@@ -57,6 +57,11 @@ class Server(NamedTuple):
         """The current one."""
         return self.approximations[self.which]
 
+    @property
+    def kept(self) -> Approximation:
+        """The one that results are of."""
+        return self.approximations[0] if self.second_rounds and not self.ended else self.approximation
+
 
 class Device(NamedTuple):
     """What a device keeps: what its model keeps, and its site in each of the two approximations (an axis of length 2)."""
@@ -77,6 +82,13 @@ class Current(NamedTuple):
 
     q: NaturalParams
     which: Scalar
+
+
+class Seeking(NamedTuple):
+    """To a device in the phase `second`: the approximation that is refreshed, and the first one, which results are of until then."""
+
+    q: NaturalParams
+    first: NaturalParams
 
 
 class Check(NamedTuple):
@@ -118,7 +130,7 @@ def phi(server: Server, blocks: dict[str, int], level: float = 0.9) -> dict[str,
         mean, sd = draws.mean, np.sqrt(np.diagonal(draws.covariance))
         lower, upper = draws.quantiles(tail), draws.quantiles(1.0 - tail)
     else:
-        found = moments(server.approximation.q)
+        found = moments(server.kept.q)
         mean, sd = found.mean, np.sqrt(np.diagonal(found.covariance))
         lower, upper = mean + sd * ndtri(tail), mean - sd * ndtri(tail)
     columns = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}

@@ -30,7 +30,7 @@ PRIORS = {LASSO: "lasso", RIDGE: "ridge"}
 RMSE, SCHOOLS = "A-RMSE", ("school 1", "school 2")
 
 CONVENTIONS = (
-    "A device is a school, Gabriel Pereira or Mousinho da Silveira. Each run draws 60 % of a school's rows to train and tests on the others."
+    "A device is a school, Gabriel Pereira or Mousinho da Silveira. Each run draws 60 % of its rows to train and tests on the others."
     " 29 predictors are 38 columns, categories without their first level; numbers are standardised by means and standard deviations"
     " of all training rows, and so is the grade, whose unit A-RMSE is in. There is no intercept.",
     "15 students have grade 0: they left. The headline leaves them out, since only then are errors of the size that the paper reports"

@@ -75,7 +75,7 @@ def test_what_a_round_sends_is_counted() -> None:
     fleet = small_fleet()
     together = fit(Trials(algorithms), fleet, rounds=1).history[0]
     alone = [fit(algorithm, fleet, rounds=1).history[0] for algorithm in algorithms]
-    flags, header = 8 * len(algorithms) * len(fleet), 16 * len(fleet)
+    flags, header = 16 * len(algorithms) * len(fleet), 16 * len(fleet)  # who goes on, and by how much each moved
     assert together["downlink_bytes"] - header == sum(each["downlink_bytes"] - header for each in alone) + flags
     assert together["uplink_bytes"] == sum(each["uplink_bytes"] for each in alone) + 8 * len(fleet)
 

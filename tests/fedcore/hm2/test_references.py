@@ -9,9 +9,9 @@ import pytest
 
 from fedcore.compression import compress
 from fedcore.fit import FitResult, fit
+from fedcore.hm2.gaussian import Gaussian
 from fedcore.hm2.hm2 import Hm2
 from fedcore.hm2.natural import moments
-from fedcore.hm2.normal import Gaussian
 from tests.fedcore.hm2.references import compared, fitted, phi_of, reference
 
 

@@ -1,0 +1,53 @@
+"""Cholesky factors of many matrices at once, where one that has none must not stop the others."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedcore.rows import Booleans, Floats
+
+
+class Inverse(NamedTuple):
+    """Inverses of symmetric matrices, shape (..., d, d), their log determinants, shape (...), and whether each is finite and positive
+    definite, shape (...). Where it is not, the identity stands for it."""
+
+    matrix: Floats
+    log_determinant: Floats
+    proper: Booleans
+
+
+def cholesky(matrices: Floats) -> tuple[Floats, Booleans]:
+    """Lower triangular L, shape (m, d, d), with L L' = each matrix, and whether it has one, shape (m,); else L is the identity."""
+    identity = np.eye(matrices.shape[-1])
+    proper: Booleans = np.asarray(np.isfinite(matrices).all(axis=(-1, -2)))
+    sound = matrices if proper.all() else np.where(proper[:, None, None], matrices, identity)
+    try:
+        return np.asarray(np.linalg.cholesky(sound), float), proper
+    except np.linalg.LinAlgError:  # which of them, numpy does not say
+        factors = np.empty_like(sound)
+        for index, matrix in enumerate(sound):
+            try:
+                factors[index] = np.linalg.cholesky(matrix)
+            except np.linalg.LinAlgError:
+                factors[index], proper[index] = identity, False
+        return factors, proper
+
+
+def log_determinant(factors: Floats) -> Floats:
+    """Of L L', shape (...)."""
+    # Contiguous: arithmetic on strides may round otherwise, and one device is to be the same alone and among others.
+    return 2.0 * np.log(diagonal(factors)).sum(axis=-1)
+
+
+def diagonal(matrices: Floats) -> Floats:
+    """The diagonals, shape (..., d), contiguous."""
+    return np.ascontiguousarray(np.diagonal(matrices, axis1=-2, axis2=-1))
+
+
+def inverse(matrices: Floats) -> Inverse:
+    """Inverses of symmetric matrices of which the lower triangle counts, shape (m, d, d)."""
+    factors, proper = cholesky(matrices)
+    root = np.linalg.solve(factors, np.broadcast_to(np.eye(matrices.shape[-1]), factors.shape))
+    return Inverse(root.swapaxes(-1, -2) @ root, log_determinant(factors), proper)

@@ -1,0 +1,117 @@
+"""The posterior of a device's coefficients as a mixture over values of (t, s), t = log tau and s = log sigma^2, in their tilted
+distribution.
+
+The values come from a rule for the normal distribution with the tilted moments, reweighted by how that differs from the tilted density,
+which is known. The rule has points that fill the cube evenly and their mirror images, mapped so that mean and covariance are exact: where
+the tilted distribution is normal, functions of up to third order are averaged without error. Unlike Gauss-Hermite rules it can have any
+number of points in any number of dimensions, all with positive weights.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.polynomial.hermite_e import hermegauss
+from scipy.special import stdtrit
+
+from fedcore.compression import Compressed
+from fedcore.gaussian import expected, product
+from fedcore.hm2.cholesky import cholesky
+from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
+from fedcore.hm2.conditional import Cavity
+from fedcore.rows import Booleans, Floats
+
+COMPONENTS = 128
+"""Of a mixture where sigma is known, and there are at most 51 values to integrate over."""
+
+NOISE_NODES, NOISE_WEIGHTS = hermegauss(15)
+"""Where sigma is not known, a quarter of these at each node of a rule for s: few rows leave s a heavy tail, which points that are spread over all
+dimensions do not fill."""
+
+LEAST_WEIGHT = 1e-6
+"""Components with less are left out."""
+
+
+@cache
+def normal_rule(dimensions: int, components: int) -> tuple[Floats, Floats]:
+    """Points, shape (J, dimensions), and log weights, shape (J,), of a rule for the standard normal distribution; J is `components`,
+    or more where so few would not fill so many dimensions.
+
+    Points are spread by Student's t, less heavily the more dimensions there are to be unlucky in: variances are exponentials of t and s, so
+    expectations of coefficients' squares lean on the tails.
+    """
+    half = max(components // 2, dimensions + dimensions // 4)
+    # An additive recurrence; its steps are powers of the root of x^(dimensions + 1) = x + 1, which is the golden ratio for one.
+    root = 2.0
+    for _ in range(64):
+        root = (1.0 + root) ** (1.0 / (dimensions + 1))
+    cube = (0.5 + np.arange(1, half + 1)[:, None] * root ** -np.arange(1.0, dimensions + 1)) % 1.0
+    freedom = 3.0 + dimensions
+    points: Floats = np.asarray(stdtrit(freedom, cube), float)
+    log_weight = (0.5 * (freedom + 1.0) * np.log1p(points**2 / freedom) - 0.5 * points**2).sum(axis=1)
+    points, log_weight = np.concatenate([points, -points]), np.concatenate([log_weight, log_weight])
+    log_weight -= np.log(np.exp(log_weight).sum())
+    second: Floats = np.asarray((points.T * np.exp(log_weight)) @ points, float)
+    factor = np.linalg.cholesky(second)
+    points = np.ascontiguousarray(np.linalg.solve(factor, points.T).T, float)
+    points.flags.writeable = log_weight.flags.writeable = False
+    return points, log_weight
+
+
+@cache
+def product_rule(axes: int) -> tuple[Floats, Floats]:
+    """Of a Gauss-Hermite rule in the first dimension, and the rule above in all others."""
+    points, log_weight = normal_rule(axes, COMPONENTS // 4)
+    repeated = np.repeat(np.column_stack([NOISE_NODES, np.log(NOISE_WEIGHTS / NOISE_WEIGHTS.sum())]), len(points), axis=0)
+    J = len(NOISE_NODES)
+    return np.column_stack([repeated[:, 0], np.tile(points, (J, 1))]), repeated[:, 1] + np.tile(log_weight, J)
+
+
+@np.errstate(all="ignore")  # components of which something is not finite have no weight
+def mixture(rows: Compressed, cavity: Cavity, mean: Floats, covariance: Floats, each: Floats, *, known: bool) -> Coefficients:
+    """Of one device.
+
+    Parameters
+    ----------
+    rows, cavity
+        Of one device, with a leading axis of length 1.
+    mean, covariance
+        Tilted moments of (t, s), shapes (a + 1,) and (a + 1, a + 1); of t only, then s, where s is known: its row is not read.
+    each
+        The matrix, shape (d, a), that takes t to one value for each coefficient.
+    known
+        Whether s is known, and `mean` ends with it.
+    """
+    d, axes = each.shape
+    points, log_weight = normal_rule(axes, COMPONENTS) if known else product_rule(axes)
+    # s first, so that its rule is on s alone.
+    order = [*range(axes)] if known else [axes, *range(axes)]
+    factor, _ = cholesky(covariance[None][:, order][:, :, order])
+    values = np.broadcast_to(mean, (len(points), axes + 1)).copy()
+    values[:, order] += points @ factor[0].T
+    t, s = np.ascontiguousarray(values[:, :axes]), values[:, axes].copy()
+
+    given = cavity.given(s[None], d)
+    offset = t - given.t
+    spread = given.C + np.exp(t @ each.T)[:, :, None] * np.eye(d)
+    root, sound = cholesky(spread)
+    prior_mean = given.mu + product(given.G, offset)
+    found = expected(rows, prior_mean, root, np.exp(s))
+    log_weight = log_weight + found.log_likelihood + given.log_density(offset) + 0.5 * (points**2).sum(axis=1)
+    if not known:
+        log_weight -= 0.5 * (s - cavity.noise_mean) ** 2 / cavity.noise_variance
+    centre = prior_mean + found.b
+    sound &= _finite(centre) & _finite(found.covariance.reshape(len(s), -1)) & np.isfinite(log_weight)
+    log_weight = np.where(sound, log_weight, -np.inf) if sound.any() else np.zeros(len(s))
+    weight = np.exp(log_weight - log_weight.max())
+    kept = weight > LEAST_WEIGHT * weight.sum()
+    weight, centre, spread, s = weight[kept] / weight[kept].sum(), centre[kept], found.covariance[kept], s[kept]
+    variance = np.ascontiguousarray(np.diagonal(spread, axis1=1, axis2=2))
+    shape = centre.shape
+    marginals = Marginals(np.broadcast_to(weight[:, None], shape).copy(), centre, variance, np.full(shape, np.inf))
+    return Coefficients(marginals, Joint(weight, centre, spread, np.exp(s)))
+
+
+def _finite(array: Floats) -> Booleans:
+    return np.asarray(np.isfinite(array).all(axis=1))
