@@ -7,6 +7,8 @@ from fedcore.errors import DataError, DeviceFailure, FedlinError, Misuse
 from fedcore.fedavg import FedAvg
 from fedcore.fit import FitResult, fit
 from fedcore.hm1 import Hm1
+from fedcore.hm2.hm2 import Hm2
+from fedcore.inclusion import included_signs, inclusions, refit
 from fedcore.mtrl import Mtrl
 from fedcore.pooled import Pooled
 from fedcore.posterior import (
@@ -33,6 +35,7 @@ __all__ = [
     "FedlinError",
     "FitResult",
     "Hm1",
+    "Hm2",
     "Misuse",
     "Mtrl",
     "Outcome",
@@ -48,5 +51,8 @@ __all__ = [
     "combination_tests",
     "draws",
     "fit",
+    "included_signs",
+    "inclusions",
     "prediction_intervals",
+    "refit",
 ]

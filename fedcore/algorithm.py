@@ -168,6 +168,10 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
         """`finalize` for several devices, equal to it to the last bit; overridden where batching pays."""
         return [self.finalize(*each) for each in zip(downs, devices, datas, strict=True)]
 
+    def caution(self, server: Server) -> str:
+        """What has to be known of the results of a run that ended well, part of a sentence; empty where there is nothing."""
+        return ""
+
     def findings(self, server: Server, spec: FleetSpec) -> dict[str, Any]:
         """What a run has found beside coefficients, by name: finite numbers, or mappings to lists of them; None for what there is not."""
         return {}

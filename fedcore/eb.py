@@ -292,6 +292,11 @@ class Eb(BatchedAlgorithm[Server, Device, Any, Any]):
     def newcomer(self, server: Server) -> Any:
         return self.broadcast(server, 0)
 
+    def caution(self, server: Server) -> str:
+        if server.noise > server.floor and not server.sums.freedom > 0:
+            return "no device has more rows than columns, so little tells the noise, and intervals may be far too narrow"
+        return ""
+
     def finalize(self, down: Prior | Empty, device: Device, data: DeviceData) -> DeviceResult:
         if not isinstance(down, Prior):  # the run failed before it had a start
             return DeviceResult(np.zeros(data.train.d))

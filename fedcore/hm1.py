@@ -133,7 +133,9 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         "proximal", or the paper's "explicit", which can diverge and says so.
     prior_rate
         Step size of the shrinkage: "calibrated" from the device's own residual variance, "tied" to eta as in the paper,
-        or a number. "default" is calibrated for proximal and tied for explicit.
+        or a number, in squared target units. "default" is calibrated for proximal and tied for explicit.
+    prior_weight
+        Factor of the prior rate. Above 1 coefficients are shrunk more than rows and prior alone would have it.
     floor
         Added to Omega's diagonal where it is inverted, as a multiple of Omega's start. "default" is 0.1 for calibrated
         prior rates, else 0.01, and 0 for explicit.
@@ -143,7 +145,7 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
     """
 
     SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {
-        "prior_rate": ("default", 0.01, 0.03, 0.1, 0.3),
+        "prior_weight": (1.0, 3.0, 10.0, 30.0),
         "alpha": (0.1, 0.3),
         "eta": ("safe", 0.1, 0.03, 0.01),
     }
@@ -151,6 +153,7 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
     alpha: float = 0.1
     shrinkage: Literal["proximal", "explicit"] = "proximal"
     prior_rate: float | Literal["calibrated", "tied", "default"] = "default"
+    prior_weight: float = 1.0
     floor: float | Literal["default"] = "default"
     tolerance: float = 1e-8
 
@@ -160,6 +163,7 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         number("alpha", self.alpha, 0, 1, above=True)
         choice("shrinkage", self.shrinkage, ("proximal", "explicit"))
         number("prior_rate", self.prior_rate, 0, np.inf, below=True, words=("calibrated", "tied", "default"))
+        number("prior_weight", self.prior_weight, 0, np.inf, above=True, below=True)
         number("floor", self.floor, 0, np.inf, below=True, words=("default",))
         number("tolerance", self.tolerance, 0, 1, below=True)
 
@@ -214,8 +218,8 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
 
     def _prior_rates(self, problem: LocalProblem) -> Floats:
         if self._rate == "calibrated":
-            return problem.calibrated_rate
-        return problem.eta if self._rate == "tied" else np.full_like(problem.eta, self._rate)
+            return self.prior_weight * problem.calibrated_rate
+        return self.prior_weight * (problem.eta if self._rate == "tied" else np.full_like(problem.eta, self._rate))
 
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is found below, and named
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:

@@ -317,6 +317,7 @@ def _intervals(law: _Law, level: float, shortest: bool) -> Floats:
 
 
 def _tested(law: _Law, value: float) -> Tested:
+    number("value", value, -np.inf, np.inf, above=True, below=True)
     below, above = law.tails(value)[:2]
     sd = np.sqrt(law.variance)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -333,16 +334,30 @@ def _coefficients(posterior: AnyPosterior, reference: Reference) -> _Law:
 
 def _combinations(posterior: AnyPosterior, rows: Floats, what: str, reference: Reference, *, noisy: bool = False) -> _Law:
     _check(posterior, reference)
-    found, d = np.asarray(rows, dtype=np.float64), len(posterior.mean)
+    found, d = _numbers(rows, what), len(posterior.mean)
     if found.ndim != 2 or found.shape[1] != d:
         raise Misuse(f"{what}: expected shape (rows, {d}), got {found.shape}")
+    if not np.isfinite(found).all():
+        raise Misuse(f"{what}: expected finite numbers, got some that are not: fill or leave out what is missing")
     if isinstance(posterior, Coefficients):
         return posterior.joint.combinations(found, posterior.joint.noise if noisy else 0.0)
     variance = ((found @ posterior.covariance) * found).sum(axis=1) + (posterior.noise if noisy else 0.0)
     return _Symmetric(found @ posterior.mean, variance, posterior.freedom if reference == "t" else None)
 
 
+def _numbers(rows: object, what: str) -> Floats:
+    try:
+        given = np.asarray(rows)
+        if np.isrealobj(given):
+            return given.astype(np.float64)
+    except (TypeError, ValueError):
+        pass
+    raise Misuse(f"{what}: expected an array of real numbers, got {type(rows).__name__}: convert it")
+
+
 def _check(posterior: AnyPosterior, reference: str) -> None:
+    if not isinstance(posterior, Posterior | Coefficients):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise Misuse(f'expected the posterior of one device, such as result.posterior["a"], got {type(posterior).__name__}')
     choice("reference", reference, ("normal", "t"))
     if reference == "t" and isinstance(posterior, Coefficients):
         raise Misuse('this posterior already holds what is uncertain about the noise variance: use reference="normal"')

@@ -7,7 +7,7 @@ process or through an orchestrator, and the caller stores what each `RoundReport
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol, overload
 
@@ -234,6 +234,8 @@ def rounds(algorithm: AnyAlgorithm, spec: FleetSpec, backend: Backend, schedule:
                 outcome = _overflowed(round_num)
             elif status.phase == "main" and state.main_rounds == schedule.rounds:
                 outcome = Outcome("completed", f"all {schedule.rounds} rounds were run", ok=True)
+            if outcome and outcome.ok and (caution := algorithm.caution(server)):
+                outcome = replace(outcome, message=f"{outcome.message}; {caution}")
         uplink = nbytes(answers.ups) + nbytes(answers.infos)
         yield RoundReport(round_num, phase, cohort, answers.answered, state, loss, info, uplink, call.nbytes, outcome)
         if outcome:

@@ -44,6 +44,8 @@ class Repeat(NamedTuple):
         By algorithm, the candidate that was chosen, None where none can be used.
     tested
         By device, what it says of the constant and of those that were chosen, in the algorithms' order.
+    validated
+        How many devices' validation rows the choice is by.
     missing
         The devices that did not answer at the end.
     """
@@ -52,6 +54,7 @@ class Repeat(NamedTuple):
     went: list[Course]
     chosen: dict[str, int | None]
     tested: dict[str, Tested]
+    validated: int
     missing: list[str]
 
     @property
@@ -110,6 +113,7 @@ def compare(config: CompareConfig | None = None, run_id: str | None = None) -> S
             "repeats": len(repeats),
             **sent(history, folders[: len(repeats)]),
             "devices_scored": len(devices.get("device", ())),
+            "devices_validated": min(repeat.validated for repeat in repeats),
             "devices_missing": sorted({device for repeat in repeats for device in repeat.missing}),
             "methods": rows,
         }
@@ -156,12 +160,12 @@ def _carried_out(
     place = places(refusals)
     kept = [place[i] for i in chosen.values() if i is not None]
     if (own := chosen[REFERENCE]) is None or not scores:
-        return Repeat(checkpoint, went, chosen, {}, _missing(fleet, scores))
+        return Repeat(checkpoint, went, chosen, {}, rmse.shape[1], _missing(fleet, scores))
     reference = place[own]
     checkpoint, tested = at_end(fleet, checkpoint, lambda state: fleet.at_end(device_test, state, unmapped(kept), unmapped(reference)))
     if tested and not any(each.scores[0].n for each in tested.values()):
         checkpoint = _silent(checkpoint, "test")
-    return Repeat(checkpoint, went, chosen, tested, _missing(fleet, tested))
+    return Repeat(checkpoint, went, chosen, tested, rmse.shape[1], _missing(fleet, tested))
 
 
 def _missing(fleet: Fleet, answers: Mapping[str, Any]) -> list[str]:
@@ -256,10 +260,14 @@ def _outcome(rows: Sequence[dict[str, Any]], repeats: Sequence[Repeat]) -> Outco
         return Outcome("diverged", f"{what} can be used: {bad}", ok=False)
     best = min(usable, key=lambda row: row["a_rmse"])
     message = f"{best['method']} has the smallest A-RMSE, {best['a_rmse']:.4g}"
-    if best["method"] != REFERENCE:
-        message += f", {-best['difference']:.3g} below that of {REFERENCE}"
-        if best["difference_se"] is not None:
-            message += f" (standard error {best['difference_se']:.2g} over devices)"
+    below, se = -best["difference"], best["difference_se"]
+    if best["method"] != REFERENCE and below > 0:
+        message += f", {below:.3g} below that of {REFERENCE}"
+        if se is not None:
+            message += f" (standard error {se:.2g} over devices)"
+            message += "; that is within two standard errors, and may be chance" if below < 2 * se else ""
+    elif best["method"] != REFERENCE:
+        message += f", which is that of {REFERENCE}"
     return Outcome("completed", message, ok=True)
 
 

@@ -202,6 +202,7 @@ def _first(error: ValidationError) -> str:
     if isinstance(cause, Misuse):
         return str(cause)
     field = first["loc"][0]
+    if first["type"] == "missing":
+        return f"{field} is missing: give it"
     wanted = " or ".join(f"{each['msg'][0].lower()}{each['msg'][1:]}" for each in complaints if each["loc"][0] == field)
-    given = "" if first["type"] == "missing" else f", got {first['input']!r}"
-    return f"{field}: {wanted}{given}"
+    return f"{field}: {wanted}, got {first['input']!r}"

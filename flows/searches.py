@@ -10,7 +10,7 @@ from pydantic import Field
 
 from fedcore.algorithm import ALGORITHMS, AnyAlgorithm, algorithm_class
 from fedcore.errors import Misuse
-from fedcore.search import Configuration, Range, Space, grid, sample
+from fedcore.search import LIMIT, Configuration, Range, Space, grid, sample
 from fedcore.selection import Rule
 from flows.config import RunConfig, TrainConfig, algorithm_options, build_algorithm
 
@@ -66,7 +66,7 @@ class TuneConfig(RunConfig):
     algorithm: str = Field(default="hm1", description="Name of an algorithm.")
     options: dict[str, Any] = Field(default_factory=dict, description="The options that stay as they are, by name.")
     grid: Values = Field(default_factory=dict, description="The values to try, by option; by default the algorithm's own.")
-    draws: int | None = Field(default=None, description="Draw so many configurations at random; by default all are tried.")
+    draws: int | None = Field(default=None, ge=1, le=LIMIT, description="Draw so many configurations at random; by default all are tried.")
     rule: Rule = Field(default="best", description="The smallest error, or the simplest within one standard error of it.")
 
     @property
@@ -120,7 +120,7 @@ class CompareConfig(RunConfig):
     algorithms: tuple[str, ...] = Field(default_factory=lambda: tuple(ALGORITHMS), description="Names of algorithms; all by default.")
     options: dict[str, Any] = Field(default_factory=dict, description="Options for every algorithm that has them.")
     grid: dict[str, Values] = Field(default_factory=dict, description="The values to try, by algorithm and option.")
-    budget: int = Field(default=10, description="The most configurations of each algorithm.")
+    budget: int = Field(ge=1, le=LIMIT, default=10, description="The most configurations of each algorithm.")
     repeats: int = Field(default=1, ge=1, le=1000, description="How often, each time with the next seed.")
 
     @property
@@ -182,6 +182,7 @@ def parse_grid(texts: Iterable[str]) -> Values:
     found: Values = {}
     for text in texts:
         name, equals, values = text.partition("=")
+        name = name.strip()
         listed = [value.strip() for value in values.split(",")]
         if not (name and equals and all(listed)):
             raise Misuse(f"--grid takes name=value,value or name=FIRST..LAST, got {text!r}")

@@ -240,6 +240,9 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         cavity, _ = self._cavity(_site(device, which), q)
         return [DeviceResult(each.mean, each) for each in self.hierarchy.coefficients(device.private, q, cavity)]
 
+    def caution(self, server: Server) -> str:
+        return self.hierarchy.CAUTION
+
     def findings(self, server: Server, spec: FleetSpec) -> dict[str, Any]:
         known = moments(server.kept.q).proper and not server.failed
         evidence, k = server.kept.log_evidence, server.certificate.k

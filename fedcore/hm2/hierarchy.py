@@ -53,10 +53,13 @@ class Hierarchy(Protocol[Private, Point, Statistics]):
         The phases of its start, in order; may be empty. In each, devices send statistics that are summed.
     CHEAP
         Whether `log_factor` is cheap enough to be asked at thousands of values without need.
+    CAUTION
+        What has to be known of its results, part of a sentence; empty where there is nothing.
     """
 
     START: ClassVar[tuple[str, ...]]
     CHEAP: ClassVar[bool]
+    CAUTION: ClassVar[str]
 
     def blocks(self, d: int) -> dict[str, int]:
         """The blocks of phi by name, in order, with their lengths: `mu`, `log_tau`, `log_sigma2`, `log_lambda`."""

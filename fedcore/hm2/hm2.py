@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -20,6 +21,7 @@ PRIORS = {
     "lasso": "fedcore.hm2.penalised:Lasso",
     "ridge": "fedcore.hm2.penalised:Ridge",
     "elastic_net": "fedcore.hm2.penalised:ElasticNet",
+    "horseshoe": "fedcore.hm2.horseshoe:Horseshoe",
 }
 """Model by the name of the prior that coefficients have: the module and the class."""
 
@@ -35,14 +37,17 @@ class Hm2(ExpectationPropagation):
     ----------
     prior
         Of a device's coefficients: "gaussian", around mean coefficients, with a variance between devices for each; "isotropic", with one
-        variance for all; "lasso", "ridge" and "elastic_net", around zero, with a strength that the fleet learns.
+        variance for all; "lasso", "ridge", "elastic_net" and "horseshoe", around zero, with a strength that the fleet learns. The horseshoe
+        needs devices with more rows than columns.
     sigma
         Standard deviation of the noise, in target units, where it is known.
     noise
         Where it is not: "shared" by all devices and one of the hyper-parameters, or each "device"'s own, of which nothing is sent.
     """
 
-    prior: Literal["gaussian", "isotropic", "lasso", "ridge", "elastic_net"] = "gaussian"
+    SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {"prior": ("gaussian", "isotropic", "lasso", "ridge", "elastic_net")}
+
+    prior: Literal["gaussian", "isotropic", "lasso", "ridge", "elastic_net", "horseshoe"] = "gaussian"
     sigma: float | Literal["unknown"] = "unknown"
     noise: Literal["shared", "device"] = "shared"
 

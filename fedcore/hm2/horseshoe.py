@@ -31,19 +31,12 @@ class Horseshoe(Sited):
 
     For devices with more rows than columns means agree with the exact ones to about 0.1 posterior standard deviations, and ever better the
     more rows. With no more rows than columns the posterior has several modes. There they may be off by one, and the quadrature over phi may
-    fail, so that the device does not take part: see `caution`.
+    fail, so that the device does not take part: `CAUTION` says so in a run's outcome.
     """
 
     CONVEX = False
+    CAUTION = "with a horseshoe, means of a device with no more rows than columns may be off by a standard deviation"
     INFORMATION = 0.5
-
-    def caution(self, n: int, d: int) -> str | None:
-        if n > d:
-            return None
-        return (
-            f"{n} rows for {d} columns: here the horseshoe's means may be off by a standard deviation, or the device cannot take part: "
-            "have more rows, or use the lasso"
-        )
 
     def variance(self, phi: Floats) -> Floats:
         return scale_ratio(phi) ** 2

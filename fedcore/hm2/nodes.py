@@ -26,8 +26,8 @@ COMPONENTS = 128
 """Of a mixture where sigma is known, and there are at most 51 values to integrate over."""
 
 NOISE_NODES, NOISE_WEIGHTS = hermegauss(15)
-"""Where sigma is not known, a quarter of these at each node of a rule for s: few rows leave s a heavy tail, which points that are spread over all
-dimensions do not fill."""
+"""Where sigma is not known, a quarter of these at each node of a rule for s: few rows leave s a heavy tail, which points that are spread
+over all dimensions do not fill."""
 
 LEAST_WEIGHT = 1e-6
 """Components with less are left out."""

@@ -88,6 +88,7 @@ class Normal(ABC):
 
     START: ClassVar[tuple[str, ...]] = ("em1", "em2", "em3")
     CHEAP: ClassVar[bool] = True
+    CAUTION: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         """Raises Misuse on an option out of bounds."""

@@ -105,6 +105,7 @@ class Penalised(ABC):
 
     START: ClassVar[tuple[str, ...]] = ("noise", "profile")
     CHEAP: ClassVar[bool] = False
+    CAUTION: ClassVar[str] = ""
     INFORMATION: ClassVar[float]
     """Of one coefficient about the log of the prior's scale, sigma / lambda."""
 
@@ -197,10 +198,6 @@ class Penalised(ABC):
             return self.log_factors(private if everyone else devices.take(chosen.tolist()).fields, phi)
 
         return on_grid(log_factors, q, cavity)
-
-    def caution(self, n: int, d: int) -> str | None:
-        """What a user has to know of results for a device of n rows and d columns, in one line, if anything."""
-        return None
 
     @abstractmethod
     def variance(self, phi: Floats) -> Floats:

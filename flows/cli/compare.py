@@ -24,6 +24,7 @@ REPORTED = (
     "message",
     "methods",
     "devices_scored",
+    "devices_validated",
 )
 
 
@@ -96,7 +97,9 @@ def _show(out: Console, result: Mapping[str, Any]) -> None:
             hurt, sent = str(row["devices_hurt"]), decimal(row["uplink_bytes"])
             table.add_row(row["method"], figure(row["a_rmse"]), *spread, told, worst, hurt, sent, settled)
         out.print(table)
-        out.print(f"RMSE on the test rows of {result['devices_scored']} devices, each algorithm with its best settings on validation rows.")
+        validated = result["devices_validated"]
+        by = f"with its best settings on validation rows of {validated}" if validated else "with its only setting"
+        out.print(f"RMSE on the test rows of {result['devices_scored']} devices, each algorithm {by}.")
         out.print("to separate: paired by device, with its standard error over devices.")
         if repeated:
             out.print(f"sd: over {result['repeats']} repeats of the same data, no sampling error; other figures are means over repeats.")

@@ -62,22 +62,28 @@ def _show_end(out: Console, result: Mapping[str, Any]) -> None:
     """Who is missing, how the run ended, what it took, and where its results are."""
     if missing := result["devices_missing"]:
         out.print(f"no result of {len(missing)} devices: {', '.join(missing[:5])}{' and others' if len(missing) > 5 else ''}")
-    out.print(f"{result['outcome']} after {result['rounds']} rounds: {result['message']}")
+    rounds = result["rounds"]
+    out.print(f"{result['outcome']} after {rounds} round{'' if rounds == 1 else 's'}: {result['message']}")
     out.print(f"run {result['run_id']}, {result['wall_s']:.1f} s, {decimal(result['uplink_bytes'])} sent by the devices")
     out.print(f"Prefect recorded {result['task_runs_recorded']} of {result['task_runs']} task runs")
     out.print(f"results in {_near(place(result['artifacts']))}")
 
 
 def figure(value: float | None) -> str:
-    """A figure with four decimals, a dash for none."""
-    return "-" if value is None else f"{value:.4f}"
+    """A figure with four decimals, or where these say little four digits; a dash for none."""
+    return "-" if value is None else f"{value:{_form(value)}}"
 
 
 def difference(value: float | None, se: float | None) -> str:
     """A difference with its sign, and its standard error where there is one."""
     if value is None:
         return "-"
-    return f"{value:+.4f}" if se is None else f"{value:+.4f} ({se:.4f})"
+    form = _form(value if se is None else max(abs(value), se))
+    return f"{value:+{form}}" if se is None else f"{value:+{form}} ({se:{form}})"
+
+
+def _form(value: float) -> str:
+    return ".4f" if value == 0 or 1e-3 <= abs(value) < 1e5 else ".3e"
 
 
 def settings(options: Mapping[str, Any]) -> str:

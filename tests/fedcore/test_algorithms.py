@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcore import Ditto, Eb, FedAvg, Hm1, Misuse, Mtrl, Pooled, Separate
+from fedcore import Ditto, Eb, FedAvg, Hm1, Hm2, Misuse, Mtrl, Pooled, Separate
 from fedcore.algorithm import ALGORITHMS, algorithm_class
 from fedcore.messages import DeviceInfo
 from fedcore.testing import check_algorithm
@@ -35,6 +35,10 @@ VARIANTS = {
     "hm1 sum": lambda: Hm1(gradient="sum", floor=0.0),
     "mtrl": lambda: Mtrl(),
     "mtrl minibatch": lambda: Mtrl(batch=3, strength=0.1, floor=1e-6),
+    "hm2": lambda: Hm2(),
+    "hm2 lasso": lambda: Hm2(prior="lasso"),
+    "hm2 ridge": lambda: Hm2(prior="ridge"),
+    "hm2 elastic_net": lambda: Hm2(prior="elastic_net"),
     "pooled": lambda: Pooled(),
     "pooled ridge": lambda: Pooled(penalty=2.0),
     "separate": lambda: Separate(),

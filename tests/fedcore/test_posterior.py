@@ -73,3 +73,19 @@ def test_refusals() -> None:
         prediction_intervals(POSTERIOR, np.ones(2))
     with pytest.raises(Misuse, match=r"combinations: expected shape \(rows, 2\), got \(1, 3\)"):
         combination_tests(POSTERIOR, np.ones((1, 3)))
+
+
+NO_NUMBERS = {"text": [["a", "b"]], "ragged": [[1.0], [1.0, 2.0]], "complex": np.ones((1, 2), dtype=complex), "nothing": None}
+
+
+@pytest.mark.parametrize("case", NO_NUMBERS)
+def test_what_is_no_table_of_numbers_is_refused(case: str) -> None:
+    posterior = Posterior(np.zeros(2), np.eye(2), 1.0, 3.0)
+    with pytest.raises(Misuse, match="X of new rows: expected"):
+        prediction_intervals(posterior, NO_NUMBERS[case])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(Misuse, match="X of new rows: expected finite numbers"):
+        prediction_intervals(posterior, np.array([[1.0, np.nan]]))
+    with pytest.raises(Misuse, match="value is a number"):
+        combination_tests(posterior, np.eye(2), "0")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(Misuse, match="expected the posterior of one device"):
+        coefficient_intervals({"a": posterior})  # pyright: ignore[reportArgumentType]

@@ -55,7 +55,7 @@ def spoil(dataset: Dataset, device: str, change: Callable[[pl.DataFrame], pl.Dat
 
 
 MISUSE = {
-    "no data set": (["train"], r"configuration: dataset: field required"),
+    "no data set": (["train"], r"configuration: dataset is missing: give it"),
     "unknown data set": (["train", "nope"], r"no data set 'nope' .*\(small\)"),
     "unknown algorithm": (
         ["train", "small", "--algorithm", "hm9"],

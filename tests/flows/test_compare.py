@@ -221,7 +221,7 @@ def test_killed_in_its_second_repeat_and_resumed(environment: dict[str, str], ho
 
 
 MISUSE = {
-    "no data set": ([], r"configuration: dataset: field required"),
+    "no data set": ([], r"configuration: dataset is missing: give it"),
     "unknown data set": (["nope"], r"no data set 'nope'"),
     "unknown algorithm": (["small", "--algorithms", "separate,hm9"], r"no algorithm 'hm9'"),
     "no algorithm": (["small", "--algorithms", ""], r"no algorithm ''"),
@@ -238,7 +238,7 @@ MISUSE = {
     ),
     "unknown option in a grid": (["small", "--grid", "separate.alpha=0.1"], r"separate has no option 'alpha'"),
     "a local budget of one's own": (["small", "--grid", "hm1.steps=1,100"], r"steps is the local budget that all algorithms share"),
-    "no budget": (["small", "--budget", "0"], r"the number of configurations to draw is from 1 to 1,000, got 0"),
+    "no budget": (["small", "--budget", "0"], r"budget: input should be greater than or equal to 1, got 0"),
     "no repeats": (["small", "--repeats", "0"], r"repeats: input should be greater than or equal to 1, got 0"),
     "participation": (["small", "--participation", "2"], r"participation is a number in \(0, 1\], got 2"),
     "resume and more": (["--resume", "nope", "--repeats", "2"], r"--resume goes on with the run's own configuration"),

@@ -231,7 +231,7 @@ def test_killed_and_resumed(environment: dict[str, str], home: Path, fleet: Call
 
 
 MISUSE = {
-    "no data set": ([], r"configuration: dataset: field required"),
+    "no data set": ([], r"configuration: dataset is missing: give it"),
     "unknown data set": (["nope"], r"no data set 'nope'"),
     "unknown algorithm": (["small", "--algorithm", "hm9"], r"no algorithm 'hm9'"),
     "unknown option": (["small", "--grid", "gamma=1,2"], r"hm1 has no option 'gamma': choose from eta, "),
@@ -249,7 +249,7 @@ MISUSE = {
     "a range from nothing": (["small", "--random", "3", "--grid", "alpha=0..1"], r"two different numbers above 0"),
     "a range out of bounds": (["small", "--random", "50", "--grid", "alpha=2..3"], r"alpha is a number in \(0, 1\], got 2"),
     "a range for a word": (["small", "--random", "3", "--grid", "shrinkage=1..2"], r"shrinkage is no number, so it has no range"),
-    "no draws": (["small", "--random", "0"], r"the number of configurations to draw is from 1 to 1,000, got 0"),
+    "no draws": (["small", "--random", "0"], r"draws: input should be greater than or equal to 1, got 0"),
     "too many": (["small", "--grid", "steps=" + ",".join(map(str, range(1, 1002)))], r"the grid has 1,001 configurations, more than 1,000"),
     "unknown rule": (["small", "--rule", "worst"], r"configuration: rule: .*'best' or 'one-se'.*got 'worst'"),
     "all refused": (["small", "--grid", "eta=50,60"], r"all 2 trials are refused, the first one because of device a: eta=50 is not stable"),

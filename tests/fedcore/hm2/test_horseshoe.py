@@ -9,8 +9,11 @@ import pytest
 from scipy.integrate import quad
 
 from fedcore import DeviceData
+from fedcore.fit import fit
+from fedcore.hm2.hm2 import Hm2
 from fedcore.hm2.horseshoe import LOG_KAPPA, LOG_SHARES, Horseshoe
 from fedcore.hm2.natural import NaturalParams, natural
+from fedcore.testing import small_fleet
 
 MODEL = Horseshoe()
 
@@ -72,11 +75,10 @@ def test_against_the_exact_mixture(seed: int, log_lambda: float, n: int, off: fl
     np.testing.assert_allclose(marginals.weight.sum(axis=0), 1.0)
 
 
-def test_few_rows_are_cautioned() -> None:
-    assert MODEL.caution(9, 8) is None
-    caution = MODEL.caution(8, 8)
-    assert caution is not None
-    assert caution.startswith("8 rows for 8 columns: ")
+def test_the_outcome_says_what_it_is_not_good_for() -> None:
+    outcome = fit(Hm2(prior="horseshoe"), small_fleet(), rounds=30).outcome
+    assert outcome.ok
+    assert outcome.message.endswith("means of a device with no more rows than columns may be off by a standard deviation")
 
 
 @pytest.mark.parametrize("log_lambda", [-1.0, 1.0, 3.0])
