@@ -3,7 +3,9 @@ expectation propagation.
 
 - `natural`: normal distributions over phi by their natural parameters, which sites add up in.
 - `hierarchy`: what a hierarchical model offers to the algorithm, whichever it is.
-- `gaussian`, `isotropic`, `penalised`: the models.
+- `gaussian`, `isotropic`, `penalised`, `horseshoe`: the models.
+- `grid`, `inner`, `laplace`: what the penalised models are made of: quadrature over phi, expectation propagation within a device, and
+  moments of a normal distribution times a prior with a kink.
 - `algorithm`: the rounds.
 - `coefficients`: what is known of a device's coefficients.
 """

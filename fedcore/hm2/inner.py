@@ -39,6 +39,10 @@ IN_TURN, LEAST_LEFT = 0.5, 1e-6
 SHORTER, SHORTEST = 0.6, 0.1
 """Factor of the steps after a rise of the error, and the least step."""
 
+DROP = 0.01
+"""Least factor of a site's precision in one sweep, for a convex prior. Far from a kink the site is flat, and columns that are one another
+have nothing but their sites to tell them apart."""
+
 VAGUE = 1e8
 """Cavities have at most this variance, in units of the prior's: there the posterior is the prior, and the cavity's variance rounding."""
 
@@ -167,7 +171,7 @@ def _matched(found: _Sweep, sites: _Sites, seen: Booleans, *, convex: bool) -> _
     precision = 1.0 / tilt.variance - 1.0 / found.cavity_variance
     shift = tilt.mean / tilt.variance - found.cavity_mean / found.cavity_variance
     if convex:
-        precision = np.maximum(precision, 0.0)  # but for rounding
+        precision = np.maximum(precision, DROP * sites.precision)
     return _Sites(np.where(seen, shift, sites.shift), np.where(seen, precision, sites.precision))
 
 

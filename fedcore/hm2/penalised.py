@@ -191,11 +191,13 @@ class Penalised(ABC):
         return False
 
     def _on_grid(self, private: Prepared, q: NaturalParams, cavity: NaturalParams) -> OnGrid:
-        devices = Stacked(private, len(private.singular))
+        m, d = private.singular.shape
+        devices = Stacked(private, m)
 
         def log_factors(chosen: Indices, phi: Floats) -> Floats:
-            everyone = len(chosen) == len(devices)
-            return self.log_factors(private if everyone else devices.take(chosen.tolist()).fields, phi)
+            size = max(1, BLOCK // (phi.shape[1] * d**2))
+            blocks = (slice(start, start + size) for start in range(0, len(chosen), size))
+            return np.concatenate([self.log_factors(devices.take(chosen[block].tolist()).fields, phi[block]) for block in blocks])
 
         return on_grid(log_factors, q, cavity)
 

@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
 from fedcore import DeviceData, Misuse
 from fedcore.hm2.coefficients import Coefficients, Marginals
+from fedcore.hm2.hierarchy import Hierarchy
 from fedcore.hm2.horseshoe import Horseshoe
 from fedcore.hm2.laplace import laplace_tilt
-from fedcore.hm2.natural import NaturalParams, natural
+from fedcore.hm2.natural import NaturalParams, moments, natural
 from fedcore.hm2.penalised import ElasticNet, Lasso, Ridge
 from fedcore.simulate import simulate
 
@@ -245,6 +248,33 @@ def test_what_a_start_meets(model: Any) -> None:
         fitted = textbook.expectation_propagation(model, datas)
         assert np.isfinite(fitted.mean).all()
         assert np.isfinite(fitted.covariance).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10**6), st.integers(1, 15), st.integers(2, 8), st.sampled_from(["scaled", "equal", "nearly equal", "zero"]))
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_log_factor_is_finite_whatever_the_columns(model: Any, seed: int, n: int, d: int, kind: str) -> None:
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, d))
+    if kind == "scaled":
+        X *= 10.0 ** rng.uniform(-6, 6, d)
+    elif kind == "zero":
+        X[:, 0] = 0.0
+    else:
+        X[:, 0] = X[:, 1] * (1.0 + (1e-9 * rng.standard_normal(n) if kind == "nearly equal" else 0.0))
+    y = X @ rng.laplace(size=d) + 10.0 ** rng.uniform(-4, 1) * rng.standard_normal(n)
+    phi = rng.uniform(-9.0, 9.0, (4, 2))
+    assert np.isfinite(model.log_factor(model.prepare([DeviceData.of(X, y)]), phi)).all()
+
+
+def test_they_are_hierarchies() -> None:
+    """By their types; a checker fails here if a method's signature is not the protocol's."""
+    models: list[Hierarchy[Any, Any, Any]] = [Ridge(), Lasso(), ElasticNet(), Horseshoe()]
+    for model in models:
+        assert model.START == ("noise", "profile")
+        assert model.blocks(3) == {"log_lambda": 1, "log_sigma2": 1}
+        assert not model.another_mode(model.prior(3))
+        assert np.array_equal(moments(model.prior(3)).covariance, np.diag([9.0, 9.0]))
 
 
 def test_refusals() -> None:
