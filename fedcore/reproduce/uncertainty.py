@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedcore.algorithm import Outcome
 from fedcore.fit import fit
 from fedcore.hm2.hm2 import Hm2
 from fedcore.hm2.state import phi
@@ -55,24 +56,32 @@ def uncertain_run(seed: int) -> UncertainRun:
         intervals[THETA] = Intervals(labels, fleet.Theta[:, 0], result.theta[first], ends[:, 0], ends[:, 1])
     else:
         failures[THETA] = why(result.outcome)
-    algorithm = Hm2(sigma=NOISE)
-    result = fit(algorithm, hierarchical_fleet(seed), rounds=ROUNDS, seed=seed)
-    if result.outcome.ok:
-        found = phi(result.server, algorithm.hierarchy.blocks(len(MEAN)), LEVEL)
-        parts = [np.concatenate([found[block][name] for block in ("mu", "log_tau")]) for name in ("mean", "lower", "upper")]
-        labels = tuple(f"{name}_{i + 1}" for name in ("mu", "log tau") for i in range(len(MEAN)))
-        intervals[PHI] = Intervals(labels, np.concatenate([MEAN, np.log(TAU)]), *parts)
+    found = phi_intervals(seed)
+    if isinstance(found, Outcome):
+        failures[PHI] = why(found)
     else:
-        failures[PHI] = why(result.outcome)
+        intervals[PHI] = found
     return UncertainRun(intervals, failures)
 
 
-def hierarchical_fleet(seed: int) -> dict[str, DeviceData]:
+def phi_intervals(seed: int, mean: Floats = MEAN, tau: Floats = TAU) -> Intervals | Outcome:
+    """The intervals of phi in a fleet of the second example, with this phi; or how the run ended where they are of no use."""
+    algorithm = Hm2(sigma=NOISE)
+    result = fit(algorithm, hierarchical_fleet(seed, mean, tau), rounds=ROUNDS, seed=seed)
+    if not result.outcome.ok:
+        return result.outcome
+    found = phi(result.server, algorithm.hierarchy.blocks(len(mean)), LEVEL)
+    parts = [np.concatenate([found[block][name] for block in ("mu", "log_tau")]) for name in ("mean", "lower", "upper")]
+    labels = tuple(f"{name}_{i + 1}" for name in ("mu", "log tau") for i in range(len(mean)))
+    return Intervals(labels, np.concatenate([mean, np.log(tau)]), *parts)
+
+
+def hierarchical_fleet(seed: int, mean: Floats = MEAN, tau: Floats = TAU) -> dict[str, DeviceData]:
     """A fleet of the second example."""
     rng = np.random.default_rng(seed)
     devices: dict[str, DeviceData] = {}
     for k in range(DEVICES):
-        theta, X = MEAN + np.sqrt(TAU) * rng.standard_normal(len(MEAN)), rng.standard_normal((ROWS, len(MEAN)))
+        theta, X = mean + np.sqrt(tau) * rng.standard_normal(len(mean)), rng.standard_normal((ROWS, len(mean)))
         devices[f"{k + 1:03d}"] = DeviceData.of(X, X @ theta + NOISE * rng.standard_normal(ROWS))
     return devices
 

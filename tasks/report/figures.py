@@ -110,17 +110,20 @@ def values_by_part(reproduction: Reproduction) -> bytes:
 
 
 def intervals_with_truth(reproduction: Reproduction) -> bytes:
-    """The intervals of one run, a panel for each part: means as dots, intervals as bars, the truth as crosses."""
+    """The intervals of one run less the truth, which labels tell, a panel for each part: means as dots, intervals as bars."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     panels = figure.subplots(1, len(reproduction.intervals), squeeze=False)[0]
     for panel, (part, each) in zip(panels, reproduction.intervals.items(), strict=True):
         places = range(len(each.labels))
         reach = (each.mean - each.lower, each.upper - each.mean)
-        panel.errorbar(places, each.mean, yerr=reach, fmt="o", color=COLOURS[1], capsize=4, label="mean and 90 % interval")
-        panel.plot(places, each.truth, marker="x", color="black", linestyle="", label="truth", zorder=3)
-        panel.set_xticks(places, each.labels, rotation=45, ha="right")
+        panel.errorbar(places, each.mean - each.truth, yerr=reach, fmt="o", color=COLOURS[1], capsize=4, label="mean and 90 % interval")
+        panel.axhline(0.0, color="black", linewidth=1.0, label="truth (in brackets)")
+        panel.set_xticks(
+            places, [f"{label} ({truth:.3g})" for label, truth in zip(each.labels, each.truth, strict=True)], rotation=45, ha="right"
+        )
         panel.set_title(f"{part}: one run", fontsize=10)
         panel.grid(axis="y", color="#dddddd", linewidth=0.5)
+    panels[0].set_ylabel("posterior less the truth")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     return _png(figure)
