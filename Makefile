@@ -20,6 +20,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.hm1
+	$(BIN)/python -m benchmarks.hm2
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.partitions
 

@@ -41,7 +41,7 @@ from fedcore.options import choice, number
 from fedcore.posterior import Posterior
 from fedcore.rows import DeviceData, Floats, Scalar
 from fedcore.semidefinite import EPSILON, factor, packed, solve, symmetric, triangular
-from fedcore.sums import Part, Pooled, added, all_finite, changed, no_part, part, pooled, repeated, scaled, squares
+from fedcore.sums import Part, Pooled, added, all_finite, changed, expansion, no_part, part, pooled, repeated, scaled, squares
 
 FLOOR = 1e-12
 """Least noise variance, as a share of the variance that the pooled fit leaves: there the rows count as fitted exactly."""
@@ -52,9 +52,6 @@ nothing of the differences between devices."""
 
 LEAST_BETWEEN = 0.1
 """Least share of that variance that the start ascribes to differences between devices: EM leaves a Sigma near zero slowly."""
-
-LEAST_FACTOR = 0.5
-"""Bound of the factors of parameter expansion: a variance of zero is for ever, so no single round may decide on one."""
 
 
 class Server(NamedTuple):
@@ -263,7 +260,7 @@ class Eb(BatchedAlgorithm[Server, Device, Any, Any]):
         residual = heard * float(sums.residual) + (1.0 - heard) * server.noise * float(sums.n)
         if complete and self.covariance != "full":
             slope = up.slope.sum(axis=0)
-            factors, rise = _factors(slope, symmetric(up.curvature.sum(axis=0), len(slope)))
+            factors, rise = expansion(slope, symmetric(up.curvature.sum(axis=0), len(slope)))
             mean, covariance = server.mean + factors * (mean - server.mean), covariance * factors**2
             residual -= server.noise * rise
         noise = max(residual / float(sums.n), server.floor) if self.noise == "shared" else server.noise
@@ -304,11 +301,3 @@ class Eb(BatchedAlgorithm[Server, Device, Any, Any]):
         noise, freedom = (device.noise, device.rows.freedom) if self.noise == "own" else (down.noise, down.freedom)
         theta = down.mean + found.b[0]
         return DeviceResult(theta, Posterior(theta, found.covariance[0], float(noise), float(freedom)))
-
-
-def _factors(slope: Floats, curvature: Floats) -> tuple[Floats, float]:
-    """Factors a, shape (d,) or (1,), that maximise 2 slope'(a - 1) - (a - 1)'curvature (a - 1), or as far towards them as their bound
-    allows, and that value."""
-    step = solve(curvature, slope)
-    share = min(1.0, (1.0 - LEAST_FACTOR) / max(float(-step.min()), EPSILON))
-    return 1.0 + share * step, share * (2.0 - share) * float(slope @ step)

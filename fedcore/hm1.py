@@ -135,7 +135,7 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         Step size of the shrinkage: "calibrated" from the device's own residual variance, "tied" to eta as in the paper,
         or a number, in squared target units. "default" is calibrated for proximal and tied for explicit.
     prior_weight
-        Factor of the prior rate. Above 1 coefficients are shrunk more than rows and prior alone would have it.
+        Factor of the prior rate: above 1 coefficients are shrunk more.
     floor
         Added to Omega's diagonal where it is inverted, as a multiple of Omega's start. "default" is 0.1 for calibrated
         prior rates, else 0.01, and 0 for explicit.
@@ -293,9 +293,5 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
 
 def relative_change(Theta: Floats, before: Floats) -> float:
     """Of Theta since `before`, in the Frobenius norm."""
-    return _norm(Theta - before) / max(_norm(Theta), TINY)
-
-
-def _norm(matrix: Floats) -> float:
-    """Frobenius norm."""
-    return float(np.sqrt(np.vdot(matrix, matrix)))
+    size, moved = (float(np.sqrt(np.vdot(matrix, matrix))) for matrix in (Theta, Theta - before))
+    return moved / max(size, TINY)

@@ -13,7 +13,10 @@ import numpy as np
 from fedcore.compression import Compressed
 from fedcore.gaussian import Expected, product
 from fedcore.rows import Floats, Scalar
-from fedcore.semidefinite import packed
+from fedcore.semidefinite import EPSILON, packed, solve
+
+LEAST_FACTOR = 0.5
+"""Bound of the factors of parameter expansion: a variance of zero is for ever, so no single round may decide on one."""
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
@@ -136,3 +139,11 @@ def _each(function: Callable[..., Any], *messages: T) -> T:
 def all_finite(values: tuple[Any, ...]) -> bool:
     """Whether all numbers in a message are finite."""
     return all(all_finite(cast("Any", value)) if isinstance(value, tuple) else bool(np.isfinite(value).all()) for value in values)
+
+
+def expansion(slope: Floats, curvature: Floats) -> tuple[Floats, float]:
+    """Factors a, shape (d,) or (1,), that maximise 2 slope'(a - 1) - (a - 1)'curvature (a - 1), or as far towards them as their bound
+    allows, and that value."""
+    step = solve(curvature, slope)
+    share = min(1.0, (1.0 - LEAST_FACTOR) / max(float(-step.min()), EPSILON))
+    return 1.0 + share * step, share * (2.0 - share) * float(slope @ step)

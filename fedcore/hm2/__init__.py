@@ -1,11 +1,13 @@
 """HM2: devices' coefficients as draws from a distribution with hyper-parameters phi, whose posterior they learn together by federated
 expectation propagation.
 
+- `hm2`: the algorithm with a model chosen by name.
+- `algorithm`: the rounds; with `state`, what is known and told, `approximation`, the server's steps, `certificate` and `cohorts`.
 - `natural`: normal distributions over phi by their natural parameters, which sites add up in.
 - `hierarchy`: what a hierarchical model offers to the algorithm, whichever it is.
 - `gaussian`, `isotropic`, `penalised`, `horseshoe`: the models.
 - `grid`, `inner`, `laplace`: what the penalised models are made of: quadrature over phi, expectation propagation within a device, and
   moments of a normal distribution times a prior with a kink.
 - `algorithm`: the rounds.
-- `coefficients`: what is known of a device's coefficients.
+- `coefficients`, with `mixture` and `tilted_normal`: what is known of a device's coefficients.
 """

@@ -18,9 +18,9 @@ for expectation propagation; Vehtari et al. (2020) for its federated form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.random import Generator
@@ -28,13 +28,14 @@ from numpy.random import Generator
 from fedcore.algorithm import Aggregated, BatchedAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
 from fedcore.hm2.approximation import Approximation, Proposal, of_prior, refreshed, with_sites, without
 from fedcore.hm2.certificate import LEAST, Certificate, certified, draws, no_certificate
+from fedcore.hm2.cohorts import added_to, alike, at, to_all
 from fedcore.hm2.hierarchy import Hierarchy
 from fedcore.hm2.natural import NaturalParams, inverse, log_partition, moments, natural
 from fedcore.hm2.state import Ask, Check, Current, Device, Info, LogFactors, Seeking, Server, phi
 from fedcore.messages import DeviceInfo, Stacked, stacked
 from fedcore.options import choice, number
-from fedcore.rows import Booleans, DeviceData, Floats, Scalar
-from fedcore.sums import added, all_finite
+from fedcore.rows import Booleans, DeviceData, Floats
+from fedcore.sums import all_finite
 
 STARTERS, START_ROUNDS = 10, 10
 """How many devices, if the fleet has them, a phase of the start waits for, and how many rounds at most."""
@@ -46,8 +47,6 @@ SITES, MAIN, SECOND, CERTIFICATE = "sites", "main", "second", "certificate"
 
 FEW = 30
 """Fleets of at most so many devices are given a certificate where it is neither asked for nor refused."""
-
-M = TypeVar("M", bound=tuple[Any, ...])
 
 
 @dataclass(frozen=True)
@@ -108,24 +107,24 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
     def broadcasts(self, server: Server, cohort: Sequence[int]) -> Sequence[Any]:
         phase = self.phases[server.phase]
         if phase == SECOND and not server.ended:
-            return _to_all(Seeking(server.approximation.q, server.approximations[0].q), len(cohort))
+            return to_all(Seeking(server.approximation.q, server.approximations[0].q), len(cohort))
         if server.ended or phase == MAIN:
-            return _to_all(Current(server.approximation.q, float(server.which)), len(cohort))
-        return _to_all(Check(server.approximation.q) if phase == CERTIFICATE else Ask(float(server.phase), server.point), len(cohort))
+            return to_all(Current(server.approximation.q, float(server.which)), len(cohort))
+        return to_all(Check(server.approximation.q) if phase == CERTIFICATE else Ask(float(server.phase), server.point), len(cohort))
 
     def local_steps(
         self, downs: Sequence[Any], devices: Sequence[Device], datas: Sequence[DeviceData], rngs: Sequence[Generator]
     ) -> tuple[Sequence[Device], Sequence[Any], Sequence[DeviceInfo]]:
         down, device, m = stacked(downs), stacked(devices), len(devices)
         if isinstance(down, Ask):
-            phase, point = self.phases[int(np.asarray(down.phase)[0])], _first(down.point)
+            phase, point = self.phases[int(np.asarray(down.phase)[0])], alike(down.point)
             infos = Stacked(DeviceInfo(self.hierarchy.loss(device.private)), m)
             if phase != SITES:
                 return devices, Stacked(self.hierarchy.start_statistics(phase, point, device.private), m), infos
             change = self.hierarchy.start_sites(point, device.private).minus(_site(device, 0))
             up = Proposal(change, np.zeros(m), np.zeros(m))
             return Stacked(_with_site(device, 0, change), m), Stacked(up, m), infos
-        q = _first(down.q)
+        q = alike(down.q)
         if isinstance(down, Check):
             values = np.maximum(self.hierarchy.log_factor(device.private, draws(q)), LEAST)
             return devices, Stacked(LogFactors(values), m), Stacked(DeviceInfo(self.hierarchy.loss(device.private)), m)
@@ -177,7 +176,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         if phase == SITES:
             server = _with_approximation(server, with_sites(server.approximation, cohort, up.site))
         else:
-            server = server._replace(total=_added(server.total, _taken(up, new)))
+            server = server._replace(total=added_to(server.total, at(up, new)))
         if phase == CERTIFICATE:
             return Aggregated(_certified(server), 1.0, Info(server.approximation.log_evidence, np.nan, 1.0, 0.0))
         if heard.sum() >= min(len(heard), STARTERS) or server.rounds >= START_ROUNDS:
@@ -236,7 +235,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         down, device = stacked(downs), stacked(devices)
         if not isinstance(down, Current | Seeking):  # the run failed before it had a start
             return [DeviceResult(np.zeros(data.train.d)) for data in datas]
-        q, which = (_first(down.first), 0) if isinstance(down, Seeking) else (_first(down.q), int(np.asarray(down.which)[0]))
+        q, which = (alike(down.first), 0) if isinstance(down, Seeking) else (alike(down.q), int(np.asarray(down.which)[0]))
         cavity, _ = self._cavity(_site(device, which), q)
         return [DeviceResult(each.mean, each) for each in self.hierarchy.coefficients(device.private, q, cavity)]
 
@@ -297,29 +296,3 @@ def _told(certificate: Certificate) -> str:
     if certificate.reliable:
         return f"phi's moments are those of importance sampling, with Pareto k = {certificate.k:.2f}"
     return f"importance sampling could not check them, with Pareto k = {certificate.k:.2f}, so intervals may be too narrow"
-
-
-def _to_all(message: M, m: int) -> Stacked[M]:
-    def repeat(value: Scalar) -> Floats:
-        return np.repeat(np.asarray(value, dtype=np.float64)[None], m, axis=0)
-
-    return Stacked(_each(repeat, message), m)
-
-
-def _first(message: M) -> M:
-    """What all devices were sent alike."""
-    return Stacked(message, 1)[0]
-
-
-def _taken(up: Any, rows: Booleans) -> Any:
-    return _each(lambda part: part[rows], up)
-
-
-def _added(total: Any, up: Any) -> Any:
-    return added(total or _each(lambda part: np.zeros(part.shape[1:]), up), up)
-
-
-def _each(function: Callable[[Any], Any], message: M) -> M:
-    """The message whose arrays are the function of these."""
-    parts = (_each(function, cast("Any", part)) if isinstance(part, tuple) else function(part) for part in message)
-    return cast("Any", type(message))(*parts)

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcore.hm2.natural import LOG_2PI, NaturalParams, cholesky, logdet, moments
+from fedcore.hm2.cholesky import cholesky, log_determinant
+from fedcore.hm2.natural import LOG_2PI, NaturalParams, moments
 from fedcore.rows import Floats
 
 DRAWS, FREEDOM, SEED = 4000, 8.0, 0
@@ -80,7 +81,7 @@ def _spread(q: NaturalParams) -> tuple[Floats, Floats]:
     away = normal * np.sqrt(FREEDOM / chi)[:, None]
     away = np.concatenate([away, -away])
     # Constants of the t distribution cancel in the weights.
-    log_density = -0.5 * (FREEDOM + p) * np.log1p((away**2).sum(axis=1) / FREEDOM) - 0.5 * logdet(found.covariance)
+    log_density = -0.5 * (FREEDOM + p) * np.log1p((away**2).sum(axis=1) / FREEDOM) - 0.5 * log_determinant(root)
     return found.mean + away @ root.T, log_density
 
 

@@ -19,17 +19,17 @@ class Inverse(NamedTuple):
 
 
 def cholesky(matrices: Floats) -> tuple[Floats, Booleans]:
-    """Lower triangular L, shape (m, d, d), with L L' = each matrix, and whether it has one, shape (m,); else L is the identity."""
+    """Lower triangular L, shape (..., d, d), with L L' = each matrix, and whether it has one, shape (...); else L is the identity."""
     identity = np.eye(matrices.shape[-1])
     proper: Booleans = np.asarray(np.isfinite(matrices).all(axis=(-1, -2)))
-    sound = matrices if proper.all() else np.where(proper[:, None, None], matrices, identity)
+    sound = matrices if proper.all() else np.where(proper[..., None, None], matrices, identity)
     try:
         return np.asarray(np.linalg.cholesky(sound), float), proper
     except np.linalg.LinAlgError:  # which of them, numpy does not say
         factors = np.empty_like(sound)
-        for index, matrix in enumerate(sound):
+        for index in np.ndindex(proper.shape):
             try:
-                factors[index] = np.linalg.cholesky(matrix)
+                factors[index] = np.linalg.cholesky(sound[index])
             except np.linalg.LinAlgError:
                 factors[index], proper[index] = identity, False
         return factors, proper

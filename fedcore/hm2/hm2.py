@@ -18,9 +18,9 @@ from fedcore.options import choice, number
 PRIORS = {
     "gaussian": "fedcore.hm2.gaussian:Gaussian",
     "isotropic": "fedcore.hm2.isotropic:Isotropic",
-    "lasso": "fedcore.hm2.penalised:Lasso",
+    "lasso": "fedcore.hm2.sited:Lasso",
     "ridge": "fedcore.hm2.penalised:Ridge",
-    "elastic_net": "fedcore.hm2.penalised:ElasticNet",
+    "elastic_net": "fedcore.hm2.sited:ElasticNet",
     "horseshoe": "fedcore.hm2.horseshoe:Horseshoe",
 }
 """Model by the name of the prior that coefficients have: the module and the class."""

@@ -18,7 +18,8 @@ from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
 from fedcore.hm2.grid import OnGrid
 from fedcore.hm2.laplace import Tilt
 from fedcore.hm2.natural import LOG_2PI
-from fedcore.hm2.penalised import NEGLIGIBLE, Prepared, Sited, scale_ratio
+from fedcore.hm2.penalised import NEGLIGIBLE, Prepared
+from fedcore.hm2.sited import Sited, scale_ratio
 from fedcore.rows import Floats
 
 LOG_KAPPA = np.linspace(-15.0, 15.0, 61)

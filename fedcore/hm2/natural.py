@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedcore.hm2.cholesky import cholesky
 from fedcore.rows import Booleans, Floats
 from fedcore.semidefinite import packed, symmetric
 
@@ -99,32 +100,3 @@ def log_partition(params: NaturalParams) -> Floats:
         _, logdet = np.linalg.slogdet(np.where(found.proper[..., None, None], params.matrix, np.eye(params.shift.shape[-1])))
     value = 0.5 * ((params.shift * found.mean).sum(axis=-1) - logdet + params.shift.shape[-1] * LOG_2PI)
     return np.where(found.proper, value, np.nan)
-
-
-def cholesky(matrices: Floats) -> tuple[Floats, Booleans]:
-    """Lower factors of symmetric matrices, shape (..., m, m), and whether each is positive definite, shape (...); where it is not, the
-    identity stands for its factor."""
-    shape, m = matrices.shape[:-2], matrices.shape[-1]
-    proper: Booleans = np.ones(shape, dtype=np.bool_)
-    try:
-        return np.asarray(np.linalg.cholesky(matrices), dtype=np.float64), proper
-    except np.linalg.LinAlgError:
-        factors = np.broadcast_to(np.eye(m), matrices.shape).copy()
-    for k in np.ndindex(shape):
-        try:
-            factors[k] = np.linalg.cholesky(matrices[k])
-        except np.linalg.LinAlgError:
-            proper[k] = False
-    return factors, proper
-
-
-def solved(factors: Floats, right: Floats) -> Floats:
-    """factors^-1 right, for matrices of shape (..., d, d) and right sides of shape (..., d, q) or, of vectors, (..., d)."""
-    if right.ndim == factors.ndim:
-        return np.asarray(np.linalg.solve(factors, right), dtype=np.float64)
-    return np.asarray(np.linalg.solve(factors, right[..., None])[..., 0], dtype=np.float64)
-
-
-def logdet(matrices: Floats) -> Floats:
-    """Logarithms of determinants."""
-    return np.linalg.slogdet(matrices)[1]

@@ -3,8 +3,8 @@
 y_k ~ N(X_k theta_k, sigma^2 I) and phi = (log lambda, log sigma^2), with independent theta_ki:
 
 - `Ridge`: normal with variance sigma / lambda;
-- `Lasso`: Laplace with scale sigma / lambda;
-- `ElasticNet`: density proportional to exp(-a |z| - (1 - a) z^2 / 2), z = theta lambda / sigma;
+- `sited.Lasso`: Laplace with scale sigma / lambda;
+- `sited.ElasticNet`: density proportional to exp(-a |z| - (1 - a) z^2 / 2), z = theta lambda / sigma;
 - `horseshoe.Horseshoe`.
 
 Ridge's factors f_k are known in closed form; the others' are the evidence of `inner`. phi's two numbers are integrated over on `grid`.
@@ -28,8 +28,6 @@ from fedcore.gaussian import product
 from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
 from fedcore.hm2.grid import Indices, OnGrid, on_grid
 from fedcore.hm2.hierarchy import Tilted
-from fedcore.hm2.inner import Inner, inner_ep
-from fedcore.hm2.laplace import Tilt, elastic_net_tilt, laplace_tilt
 from fedcore.hm2.natural import NaturalParams, natural
 from fedcore.messages import Stacked
 from fedcore.options import number
@@ -248,111 +246,10 @@ class Ridge(Penalised):
         covariance = (transposed * (share * noise)[:, :, None]) @ directions
         no_scale = np.full(mean.shape, np.inf)
         variances = np.ascontiguousarray(np.diagonal(covariance, axis1=2, axis2=3))
-        return [_mixture(*each) for each in zip(found.weight, mean, variances, no_scale, mean, covariance, noise[..., 0], strict=True)]
+        return [mixture_of(*each) for each in zip(found.weight, mean, variances, no_scale, mean, covariance, noise[..., 0], strict=True)]
 
 
-@dataclass(frozen=True)
-class Sited(Penalised):
-    """Models whose f_k is the evidence of `inner`: what they share."""
-
-    CONVEX: ClassVar[bool] = True
-
-    def log_factors(self, private: Prepared, phi: Floats) -> Floats:
-        return self.inner(private, phi).log_evidence
-
-    def estimates(self, private: Prepared, phi: Floats) -> Floats:
-        mean = self.inner(private, phi).mean[:, 0]
-        return np.where(np.isfinite(mean), mean, 0.0)
-
-    def inner(self, private: Prepared, phi: Floats) -> Inner:
-        """At phi of shape (m, J, 2)."""
-        return inner_ep(private.rows, np.exp(phi[..., 1]), self.tilt, self.scales(phi), self.variance(phi), convex=self.CONVEX)
-
-    @abstractmethod
-    def scales(self, phi: Floats) -> tuple[Floats, ...]:
-        """Of the prior, at phi of shape (..., 2)."""
-
-    @staticmethod
-    @abstractmethod
-    def tilt(mean: Floats, variance: Floats, *scales: Floats) -> Tilt:
-        """Moments of N(t; mean, variance) times the prior."""
-
-
-@dataclass(frozen=True)
-class Lasso(Sited):
-    """theta_ki ~ Laplace(0, scale sigma / lambda)."""
-
-    INFORMATION = 1.0
-
-    def variance(self, phi: Floats) -> Floats:
-        return 2.0 * scale_ratio(phi) ** 2
-
-    def scales(self, phi: Floats) -> tuple[Floats, ...]:
-        return (scale_ratio(phi),)
-
-    @staticmethod
-    def tilt(mean: Floats, variance: Floats, *scales: Floats) -> Tilt:
-        return laplace_tilt(mean, variance, *scales)
-
-    def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
-        inner = self.inner(private, found.phi)
-        scale = np.repeat(scale_ratio(found.phi)[..., None], inner.mean.shape[2], axis=2)
-        return with_kinks(found, inner, inner.cavity_mean, inner.cavity_variance, scale)
-
-
-@dataclass(frozen=True)
-class ElasticNet(Sited):
-    """theta_ki with a density proportional to exp(-a |z| - (1 - a) z^2 / 2), z = theta lambda / sigma.
-
-    So sigma / lambda is a scale, as the lasso's is, which this is for a = 1; for a = 0 it would be ridge with variance (sigma / lambda)^2.
-
-    Attributes
-    ----------
-    l1_ratio
-        a, above 0 and below 1.
-    """
-
-    INFORMATION = 1.0
-
-    l1_ratio: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Raises Misuse on an option out of bounds."""
-        super().__post_init__()
-        number("l1_ratio", self.l1_ratio, 0, 1, above=True, below=True)
-
-    def variance(self, phi: Floats) -> Floats:
-        scale, width = self.scales(phi)
-        return laplace_tilt(np.zeros_like(width), width, scale).variance
-
-    def scales(self, phi: Floats) -> tuple[Floats, ...]:
-        ratio = scale_ratio(phi)
-        return ratio / self.l1_ratio, ratio**2 / (1.0 - self.l1_ratio)
-
-    @staticmethod
-    def tilt(mean: Floats, variance: Floats, *scales: Floats) -> Tilt:
-        return elastic_net_tilt(mean, variance, *scales)
-
-    def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
-        inner = self.inner(private, found.phi)
-        scale, width = (np.repeat(each[..., None], inner.mean.shape[2], axis=2) for each in self.scales(found.phi))
-        share = width / (inner.cavity_variance + width)  # the cavity times the prior's normal part
-        return with_kinks(found, inner, share * inner.cavity_mean, share * inner.cavity_variance, scale)
-
-
-def scale_ratio(phi: Floats) -> Floats:
-    """sigma / lambda, of phi of shape (..., 2)."""
-    return np.exp(0.5 * phi[..., 1] - phi[..., 0])
-
-
-def with_kinks(found: OnGrid, inner: Inner, mean: Floats, variance: Floats, scale: Floats) -> list[Coefficients]:
-    """Mixtures whose marginals have a Laplace factor, shape (m, 9, d), at each node."""
-    noise = np.exp(found.phi[..., 1])
-    parts = (found.weight, mean, variance, scale, inner.mean, inner.covariance, noise)
-    return [_mixture(*each) for each in zip(*parts, strict=True)]
-
-
-def _mixture(
+def mixture_of(
     weight: Floats, mean: Floats, variance: Floats, scale: Floats, joint_mean: Floats, covariance: Floats, noise: Floats
 ) -> Coefficients:
     """One device's, of its nodes with weight."""

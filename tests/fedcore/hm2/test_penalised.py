@@ -24,7 +24,8 @@ from fedcore.hm2.hierarchy import Hierarchy
 from fedcore.hm2.horseshoe import Horseshoe
 from fedcore.hm2.laplace import laplace_tilt
 from fedcore.hm2.natural import NaturalParams, moments, natural
-from fedcore.hm2.penalised import ElasticNet, Lasso, Ridge
+from fedcore.hm2.penalised import Ridge
+from fedcore.hm2.sited import ElasticNet, Lasso
 from fedcore.simulate import simulate
 
 MODELS = {"ridge": Ridge(), "lasso": Lasso(), "elastic net": ElasticNet(), "horseshoe": Horseshoe()}
