@@ -51,7 +51,7 @@ def test_simulations(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.
     document = json.loads((folder / "table.json").read_text())
     with (folder / "table.csv").open() as file:
         cells = list(csv.DictReader(file))
-    assert [cell["part"] for cell in cells[::6]] == ["Case I", "Case II", "Case III", "Case IV"]
+    assert [cell["part"] for cell in cells[::7]] == ["Case I", "Case II", "Case III", "Case IV"]
     assert sum(bool(cell["verdict"]) for cell in cells) == 12
     for case in ("Case II", "Case III"):
         curves = document["curves"][case]
@@ -84,6 +84,35 @@ def test_engines(engines: Path, home: Path, monkeypatch: pytest.MonkeyPatch, cap
         cell for (table, part, method), cell in cells.items() if (part, method) == ("sensor 3", "Separate") and "train" in cell["table"]
     )
     assert found["mean"] == pytest.approx(np.mean(reached), rel=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "judged", "cells"), [("hm2-selection", 15, 21), ("hm2-uq", 0, 18)])
+def test_hm2(name: str, judged: int, cells: int, home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert fedlin("reproduce", name, "--runs", "2", "--json", monkeypatch=monkeypatch) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert (told["name"], told["judged"], len(told["cells"])) == (name, judged, cells)
+    folder = home / "reproductions" / name
+    assert sorted(file.name for file in folder.iterdir()) == ["figure.png", "report.md", "table.csv", "table.json"]
+    report = (folder / "report.md").read_text()
+    assert ("phi: one run" in report) == (name == "hm2-uq")
+
+
+@pytest.mark.slow
+def test_students(home: Path, real_file: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    (home / "datasets/student-por").mkdir()
+    shutil.copy(SHIPPED.parents[1] / "student-por/dataset.toml", home / "datasets/student-por")
+    assert fedlin("data", "import", str(real_file("student-por.csv")), "--dataset", "student-por", monkeypatch=monkeypatch) == 0
+    capfd.readouterr()
+    assert fedlin("reproduce", "student", "--runs", "2", "--json", monkeypatch=monkeypatch) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert (told["name"], told["judged"], len(told["cells"])) == ("student", 24, 10 + 8 + 8)
+    assert all(0.6 < cell["mean"] < 1.2 for cell in told["cells"] if cell["table"].startswith("A-RMSE"))
+
+
+def test_students_that_are_not_imported(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert fedlin("reproduce", "student", monkeypatch=monkeypatch) == 2
+    assert "data set 'student-por' is not imported: get student-por.csv" in capfd.readouterr().err
 
 
 def test_engines_that_are_not_imported(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
