@@ -105,7 +105,9 @@ def refreshed(
         return None
     q, fraction, moved = found
     terms = approximation.terms.copy()
-    terms[np.asarray(cohort)[anew]] = proposal.term[anew] - phi
+    answered = np.asarray(cohort)
+    terms[answered[anew]] = proposal.term[anew] - phi
+    terms[answered[~anew]] = np.nan_to_num(terms[answered[~anew]])  # what never had a site counts as a factor of 1
     return Approximation(
         q,
         _moved(approximation.sites, cohort, proposal.site, fraction),
