@@ -240,7 +240,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         return [DeviceResult(each.mean, each) for each in self.hierarchy.coefficients(device.private, q, cavity)]
 
     def caution(self, server: Server) -> str:
-        return self.hierarchy.CAUTION
+        far = "means of phi are far from where their prior has them: scale features and target so that coefficients are about 1 in size"
+        return "; ".join(filter(None, (self.hierarchy.CAUTION, far if self.hierarchy.another_mode(server.kept.q) else "")))
 
     def findings(self, server: Server, spec: FleetSpec) -> dict[str, Any]:
         known = moments(server.kept.q).proper and not server.failed
