@@ -306,4 +306,4 @@ def test_what_is_tried() -> None:
     assert TuneConfig(dataset="x", algorithm="separate", options={"eta": 0.1}, grid={"batch": [3]}).candidates()[0].options["eta"] == 0.1
     own = TuneConfig(dataset="x", options={"alpha": 0.2}).candidates()
     assert {candidate.options["alpha"] for candidate in own} == {0.2}
-    assert len(own) == 20
+    assert len(own) == 16

@@ -741,7 +741,7 @@ ids = dataset.device_ids
 station = Station("run", dataset, Separate(), FleetSpec(ids, len(dataset.design_names)), 0)
 dataset.load(ids[0])
 device_check(station, ids[0])
-device_enrol.fn(station, ids[0])
+device_enrol.fn(station, ids[0], None)
 
 looked, inside = [], False
 
@@ -755,7 +755,7 @@ for name, act in {
     "load": lambda: dataset.load("0042"),
     "summary": lambda: dataset.summary("0042"),
     "check": lambda: device_check(station, "0042"),
-    "enrol": lambda: device_enrol.fn(station, "0042"),
+    "enrol": lambda: device_enrol.fn(station, "0042", None),
 }.items():
     looked.clear()
     inside = True
