@@ -45,7 +45,9 @@ class Parent:
             Where there is none, it is damaged, it was no training, or it has not ended with a result to use.
         """
         folder = RunFolder(workspace.runs / run_id)
-        config, manifest, checkpoint = TrainConfig.model_validate(folder.config("train")["given"]), folder.manifest(), folder.load()
+        config, manifest = TrainConfig.model_validate(folder.config("train")["given"]), folder.manifest()
+        config.build_algorithm()  # a checkpoint is read back only once the classes of its parts are known
+        checkpoint = folder.load()
         if checkpoint is None or checkpoint.outcome is None:
             raise Misuse(f"run {run_id} has not ended: resume it first")
         if not checkpoint.outcome.ok:

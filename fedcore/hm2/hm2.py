@@ -59,6 +59,7 @@ class Hm2(ExpectationPropagation):
         choice("noise", self.noise, ("shared", "device"))
         if self.prior not in NORMAL and (self.sigma != "unknown" or self.noise != "shared"):
             raise Misuse(f"prior={self.prior} has a shared, unknown noise variance in phi: leave sigma and noise out")
+        _ = self.hierarchy  # states are read back only once the classes of their parts are known
 
     @property
     def hierarchy(self) -> Hierarchy[Any, Any, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +14,14 @@ import pytest
 from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec
 from fedcore.errors import Misuse
 from fedcore.fit import fit
-from fedcore.hm2.hm2 import Hm2
+from fedcore.hm2.hm2 import PRIORS, Hm2
 from fedcore.hm2.natural import NaturalParams, moments
 from fedcore.hm2.state import Current, Server
 from fedcore.receipts import Memory, settle
 from fedcore.rounds import Answers, Call, RunState, Schedule, rounds
 from fedcore.rows import DeviceData
 from fedcore.testing import check_algorithm, small_fleet
+from fedcore.trees import dump
 from tests.fedcore.hm2.references import reference
 
 OPTIONS: list[dict[str, Any]] = [
@@ -34,6 +38,30 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_protocol(options: dict[str, Any]) -> None:
     check_algorithm(lambda: Hm2(**options))
+
+
+READ = """
+import sys
+from pathlib import Path
+from fedcore.algorithm import algorithm_class
+from fedcore.trees import load
+algorithm_class("hm2")(prior=sys.argv[1])
+for file in sys.argv[2:]:
+    load(Path(file).read_bytes())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prior", PRIORS)
+def test_states_are_read_back_in_a_process_that_has_done_nothing_else(prior: Any, tmp_path: Path) -> None:
+    """As a resume does, after a kill."""
+    algorithm, fleet = Hm2(prior=prior), small_fleet()
+    server, spec = fit(algorithm, fleet, rounds=2).server, FleetSpec(tuple(fleet), 3)
+    (tmp_path / "server.npz").write_bytes(dump(server))
+    (tmp_path / "device.npz").write_bytes(dump(algorithm.init_device(spec, fleet["a"])))
+    words = [sys.executable, "-c", READ, prior, str(tmp_path / "server.npz"), str(tmp_path / "device.npz")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
