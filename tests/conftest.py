@@ -9,10 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from upath import UPath
 
 import tasks as tasks
 from fedcore.data.places import place
+
+# No test depends on how fast the machine is, and those that are given examples neither.
+settings.register_profile("fedlin", deadline=None)
+settings.load_profile("fedlin")
 
 
 @pytest.fixture(scope="session")
