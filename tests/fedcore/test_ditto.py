@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedcore import DeviceData, Ditto, FedAvg, Misuse, Separate, fit
@@ -68,10 +68,11 @@ def test_minibatches_are_the_textbook(gradient: str) -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 6))
+@example(164713, 1, 1)
 def test_without_penalty_it_is_separate(seed: int, n: int, d: int) -> None:
     fleet = small_fleet(rows=(n, 7, 12), d=d, seed=seed)
     alone = fit(Separate(), fleet, rounds=5)
-    for penalty in (0.0, 1e-15):
+    for penalty in (0.0, 1e-20):  # one row may have a curvature of 1e-6, beside which 1e-15 is 1e-9
         ours = fit(Ditto(penalty=penalty, tolerance=0.0), fleet, rounds=5)
         for name in fleet:
             np.testing.assert_allclose(ours.theta[name], alone.theta[name], rtol=1e-9, atol=1e-11 * np.abs(alone.theta[name]).max())
