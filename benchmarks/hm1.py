@@ -9,10 +9,10 @@ from __future__ import annotations
 import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: skip
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks.timing import best
 from fedcore import DeviceData, Hm1, Rows, fit
 from fedcore.algorithm import FleetSpec
 from fedcore.covariance import LowRank
@@ -21,16 +21,6 @@ from fedcore.rounds import RunState, Schedule, rounds
 from fedcore.simulate import simulate
 
 ROUNDS, STEPS, ETA, ALPHA, FLOOR = 30, 20, 0.01, 0.1, 0.01
-
-
-def best(run: Callable[[], object], repeats: int) -> float:
-    """Shortest wall time of `run`, in milliseconds."""
-    times: list[float] = []
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begun)
-    return 1e3 * min(times)
 
 
 def plain_loop(devices: dict[str, DeviceData]) -> np.ndarray:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: skip
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from benchmarks.timing import best
 from fedcore import DeviceData, Hm2
 from fedcore.algorithm import FleetSpec
 from fedcore.fit import InProcess
@@ -23,16 +22,6 @@ from fedcore.rounds import DeviceRngs, RunState, Schedule, rounds
 from fedcore.simulate import simulate
 
 REPEATS = 7
-
-
-def best(run: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Shortest wall time of `run`, in milliseconds."""
-    times: list[float] = []
-    for _ in range(repeats):
-        begun = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begun)
-    return 1e3 * min(times)
 
 
 class Timed:
@@ -62,7 +51,7 @@ class Timed:
         downs: Any = self.algorithm.broadcasts(self.state.server, everyone)
         rngs = DeviceRngs(0, 1, self.ids)
         single = [(take(downs, [k]), [devices[k]], [self.datas[k]], [rngs[k]]) for k in everyone]
-        together = best(lambda: self.algorithm.local_steps(downs, devices, self.datas, rngs))
+        together = best(lambda: self.algorithm.local_steps(downs, devices, self.datas, rngs), REPEATS)
         alone = best(lambda: [self.algorithm.local_steps(*each) for each in single], 3)
         return together, alone
 
@@ -82,7 +71,7 @@ def main() -> None:
     ):
         timed = Timed(algorithm, devices)
         together, alone = timed.one_round()
-        print(f"{name:38}{timed.rounds:7d}{best(timed.run):9.1f}{best(timed.results):12.1f}{together / alone:21.3f}")
+        print(f"{name:38}{timed.rounds:7d}{best(timed.run, REPEATS):9.1f}{best(timed.results, REPEATS):12.1f}{together / alone:21.3f}")
     sizes, costs = (100, 1_000, 10_000), list[float]()
     for K in sizes:
         fleet = {f"{k:05d}": data for k, data in enumerate(data for seed in range(K // 100) for data in hierarchical_fleet(seed).values())}

@@ -18,6 +18,7 @@ for expectation propagation; Vehtari et al. (2020) for its federated form.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -82,9 +83,9 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         choice("certificate", self.certificate, ("auto", "on", "off"))
 
     @property
+    @abstractmethod
     def hierarchy(self) -> Hierarchy[Any, Any, Any]:
         """The model."""
-        raise NotImplementedError
 
     @property
     def phases(self) -> tuple[str, ...]:
