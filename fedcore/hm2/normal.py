@@ -31,7 +31,9 @@ from fedcore.rows import DeviceData, Floats, Scalar
 from fedcore.semidefinite import EPSILON
 
 WIDENED = 100.0
-"""By how much tau is widened in the first phase of the start: there devices fit their own rows, as far as these determine a fit."""
+"""By how much tau is widened in the first phase of the start: there devices fit their own rows, as far as these determine a fit. It is the
+prior's tau, or that of coefficients each of which could explain a device's targets alone, if these are larger: with one that is too small
+a fit would leave the targets to the noise, which further rounds could not take back."""
 
 FAR = 4.0
 """Prior standard deviations that a mean of mu is from the prior's, from where on another mode is possible. With tau profiled out, K
@@ -151,9 +153,13 @@ class Normal(ABC):
 
     def start_statistics(self, phase: str, point: Point, private: Private) -> Statistics:
         """Sums of expectation maximisation. In its first phase sigma^2 is each device's own guess, for want of a better one."""
-        first = phase == self.START[0]
-        noise = np.exp(private.noise) if first else self._noise(point, private)
-        return warm.statistics(private.rows, point, noise, WIDENED if first else 1.0)
+        rows, d = private.rows, len(point.mu)
+        tau = np.broadcast_to(np.exp(warm.spread(d, self.axes(d)) @ point.log_tau), rows.y.shape)
+        if phase != self.START[0]:
+            return warm.statistics(rows, point.mu, tau, self._noise(point, private))
+        squares = (rows.R**2).sum(axis=1)
+        alone = np.where(squares > 0, (rows.power * rows.n)[:, None] / np.where(squares > 0, squares, 1.0), 0.0)
+        return warm.statistics(rows, point.mu, WIDENED * np.maximum(tau, alone), np.exp(private.noise))
 
     def started(self, phase: str, point: Point, total: Statistics, devices: int, fleet: int) -> Point:
         """The maximum over mu, tau and sigma^2. Devices that have not answered count as like those that have."""

@@ -56,11 +56,10 @@ def spread(d: int, axes: int) -> Floats:
 
 
 @np.errstate(all="ignore")  # what is not finite is found on the server
-def statistics(rows: Compressed, point: Point, noise: Floats, widened: float) -> Statistics:
-    """Of m devices with noise variances sigma^2, shape (m,), and tau times `widened`."""
-    m, d = len(noise), len(point.mu)
-    sd = np.sqrt(widened * np.exp(spread(d, len(point.log_tau)) @ point.log_tau))
-    found = expected(rows, np.broadcast_to(point.mu, (m, d)), np.broadcast_to(np.diag(sd), (m, d, d)), noise)
+def statistics(rows: Compressed, mu: Floats, tau: Floats, noise: Floats) -> Statistics:
+    """Of m devices, given mu, shape (d,), tau, shape (m, d), and noise variances sigma^2, shape (m,)."""
+    m, d = tau.shape
+    found = expected(rows, np.broadcast_to(mu, (m, d)), np.sqrt(tau)[:, :, None] * np.eye(d), noise)
     return Statistics(found.b, found.b**2 + diagonal(found.covariance), found.residual, np.asarray(rows.n))
 
 
