@@ -33,6 +33,7 @@ from fedcore.hm2.cohorts import added_to, alike, at, to_all
 from fedcore.hm2.hierarchy import Hierarchy
 from fedcore.hm2.natural import NaturalParams, inverse, log_partition, moments, natural
 from fedcore.hm2.state import Ask, Check, Current, Device, Info, LogFactors, Seeking, Server, phi
+from fedcore.hm2.units import Units, squares, units_of
 from fedcore.messages import DeviceInfo, Stacked, stacked
 from fedcore.options import choice, number
 from fedcore.rows import Booleans, DeviceData, Floats
@@ -44,7 +45,7 @@ STARTERS, START_ROUNDS = 10, 10
 SECOND_ROUNDS = 50
 """The most rounds of the phase `second`."""
 
-SITES, MAIN, SECOND, CERTIFICATE = "sites", "main", "second", "certificate"
+UNITS, SITES, MAIN, SECOND, CERTIFICATE = "units", "sites", "main", "second", "certificate"
 
 FEW = 30
 """Fleets of at most so many devices are given a certificate where it is neither asked for nor refused."""
@@ -64,6 +65,9 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
     certificate
         Whether to check phi's posterior by importance sampling, and to mend it: "on", "off", or "auto", in fleets of at most 30 devices
         with a gaussian or isotropic prior. It takes one more round in which every device answers.
+    hyperprior
+        What phi's prior is stated in: "paper", in the units of the data, as the paper has it, where coefficients are about 1 in size; or
+        "scaled", in units of the fleet's own, the root mean squares of target and columns, which are summed in a round before the others.
     start
         "warm", by the model's own start; "zero", from the prior; or "both", which tries the second where phi may have another mode.
     """
@@ -74,6 +78,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
     tolerance: float = 1e-3
     start: Literal["both", "warm", "zero"] = "both"
     certificate: Literal["auto", "on", "off"] = "auto"
+    hyperprior: Literal["paper", "scaled"] = "paper"
 
     def __post_init__(self) -> None:
         """Raises Misuse on an option out of bounds."""
@@ -81,24 +86,29 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         number("tolerance", self.tolerance, 0, 1, above=True)
         choice("start", self.start, ("both", "warm", "zero"))
         choice("certificate", self.certificate, ("auto", "on", "off"))
+        choice("hyperprior", self.hyperprior, ("paper", "scaled"))
 
     @property
     @abstractmethod
     def hierarchy(self) -> Hierarchy[Any, Any, Any]:
-        """The model."""
+        """The model, with its hyper-prior in the units of the data."""
+
+    def _model(self, units: Any) -> Hierarchy[Any, Any, Any]:
+        return self.hierarchy.at(units) if units else self.hierarchy
 
     @property
     def phases(self) -> tuple[str, ...]:
         """What a run goes through."""
+        units = (UNITS,) if self.hyperprior == "scaled" else ()
         start = () if self.start == "zero" else (*self.hierarchy.START, SITES)
-        return (*start, MAIN, SECOND, CERTIFICATE)
+        return (*units, *start, MAIN, SECOND, CERTIFICATE)
 
     def init_server(self, spec: FleetSpec) -> Server:
         K, prior = len(spec.device_ids), self.hierarchy.prior(spec.d)
         nothing, empty = np.zeros(K, dtype=bool), of_prior(prior, K)
         point, certificate = self.hierarchy.start(spec.d), no_certificate(len(prior.shift))
         trace = NaturalParams(*(np.zeros((0, len(part))) for part in prior))
-        return Server(prior, point, (), 0, nothing, 0, 0, (empty, empty), 0, certificate, trace, ended=False, failed=False)
+        return Server((), point, (), 0, nothing, 0, 0, (empty, empty), 0, certificate, trace, ended=False, failed=False)
 
     def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[Device]:
         m, prior = len(datas), self.hierarchy.prior(spec.d)
@@ -108,36 +118,41 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
     def broadcasts(self, server: Server, cohort: Sequence[int]) -> Sequence[Any]:
         phase = self.phases[server.phase]
         if phase == SECOND and not server.ended:
-            return to_all(Seeking(server.approximation.q, server.approximations[0].q), len(cohort))
+            return to_all(Seeking(server.approximation.q, server.approximations[0].q, server.units), len(cohort))
         if server.ended or phase == MAIN:
-            return to_all(Current(server.approximation.q, float(server.which)), len(cohort))
-        return to_all(Check(server.approximation.q) if phase == CERTIFICATE else Ask(float(server.phase), server.point), len(cohort))
+            return to_all(Current(server.approximation.q, float(server.which), server.units), len(cohort))
+        if phase == CERTIFICATE:
+            return to_all(Check(server.approximation.q, server.units), len(cohort))
+        return to_all(Ask(float(server.phase), server.point, server.units), len(cohort))
 
     def local_steps(
         self, downs: Sequence[Any], devices: Sequence[Device], datas: Sequence[DeviceData], rngs: Sequence[Generator]
     ) -> tuple[Sequence[Device], Sequence[Any], Sequence[DeviceInfo]]:
         down, device, m = stacked(downs), stacked(devices), len(devices)
+        model = self._model(down.units and alike(down.units))
         if isinstance(down, Ask):
             phase, point = self.phases[int(np.asarray(down.phase)[0])], alike(down.point)
-            infos = Stacked(DeviceInfo(self.hierarchy.loss(device.private)), m)
+            infos = Stacked(DeviceInfo(model.loss(device.private)), m)
+            if phase == UNITS:
+                return devices, Stacked(squares(device.private.rows), m), infos
             if phase != SITES:
-                return devices, Stacked(self.hierarchy.start_statistics(phase, point, device.private), m), infos
-            change = self.hierarchy.start_sites(point, device.private).minus(_site(device, 0))
+                return devices, Stacked(model.start_statistics(phase, point, device.private), m), infos
+            change = model.start_sites(point, device.private).minus(_site(device, 0))
             up = Proposal(change, np.zeros(m), np.zeros(m))
             return Stacked(_with_site(device, 0, change), m), Stacked(up, m), infos
         q = alike(down.q)
         if isinstance(down, Check):
-            values = np.maximum(self.hierarchy.log_factor(device.private, draws(q)), LEAST)
-            return devices, Stacked(LogFactors(values), m), Stacked(DeviceInfo(self.hierarchy.loss(device.private)), m)
+            values = np.maximum(model.log_factor(device.private, draws(q)), LEAST)
+            return devices, Stacked(LogFactors(values), m), Stacked(DeviceInfo(model.loss(device.private)), m)
         which = 1 if isinstance(down, Seeking) else int(np.asarray(down.which)[0])
-        private, up, loss = self._refreshed(device, which, q)
+        private, up, loss = self._refreshed(model, device, which, q)
         return Stacked(_with_site(device._replace(private=private), which, up.site), m), Stacked(up, m), Stacked(DeviceInfo(loss), m)
 
     @np.errstate(all="ignore")  # what is not finite or no distribution is found, and proposes nothing
-    def _refreshed(self, device: Device, which: int, q: NaturalParams) -> tuple[Any, Proposal, Floats]:
+    def _refreshed(self, model: Hierarchy[Any, Any, Any], device: Device, which: int, q: NaturalParams) -> tuple[Any, Proposal, Floats]:
         site = _site(device, which)
         cavity, sound = self._cavity(site, q)
-        private, tilted = self.hierarchy.tilted(device.private, q, cavity)
+        private, tilted = model.tilted(device.private, q, cavity)
         precision, proper = inverse(tilted.covariance)
         proposed = natural(tilted.mean, precision).minus(cavity)
         anew = sound & proper & tilted.proper & np.isfinite(proposed.shift).all(axis=1) & np.isfinite(tilted.log_evidence)
@@ -164,7 +179,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         if not all_finite(up):
             return _failed(server)
         if phase in (MAIN, SECOND):
-            found = refreshed(server.approximation, server.prior, cohort, up, self.damping)
+            found = refreshed(server.approximation, self._model(server.units).prior_refreshed, cohort, up, self.damping)
             if found is None:
                 return _failed(server)
             trace = NaturalParams(*(np.concatenate([old, new[None]]) for old, new in zip(server.trace, found.q, strict=True)))
@@ -179,17 +194,19 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         else:
             server = server._replace(total=added_to(server.total, at(up, new)))
         if phase == CERTIFICATE:
-            return Aggregated(_certified(server), 1.0, Info(server.approximation.log_evidence, np.nan, 1.0, 0.0))
+            return Aggregated(self._certified(server), 1.0, Info(server.approximation.log_evidence, np.nan, 1.0, 0.0))
         if heard.sum() >= min(len(heard), STARTERS) or server.rounds >= START_ROUNDS:
             server = self._started(server, phase)
         whole = all_finite(tuple(server.point)) and moments(server.approximation.q).proper
         return Aggregated(server, 1.0, Info(np.nan, np.nan, 1.0, 0.0)) if whole else _failed(server)
 
     def _started(self, server: Server, phase: str) -> Server:
-        point = server.point
-        if phase != SITES:
-            point = self.hierarchy.started(phase, point, server.total, int(server.heard.sum()), len(server.heard))
-        return server._replace(point=point, total=(), rounds=0, heard=np.zeros_like(server.heard), phase=server.phase + 1)
+        if phase == UNITS:
+            server = _with_units(server, self.hierarchy, units_of(server.total))
+        elif phase != SITES:
+            heard, model = int(server.heard.sum()), self._model(server.units)
+            server = server._replace(point=model.started(phase, server.point, server.total, heard, len(server.heard)))
+        return server._replace(total=(), rounds=0, heard=np.zeros_like(server.heard), phase=server.phase + 1)
 
     def _next(self, server: Server, phase: str) -> Server:
         """Another phase, or the end, once the approximation has converged. Where most devices propose nothing it only seems to."""
@@ -197,7 +214,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             return server
         if phase == MAIN and 2 * server.approximation.skipped > len(server.heard):
             return server._replace(failed=True)
-        if phase == MAIN and self.start == "both" and self.hierarchy.another_mode(server.approximation.q):
+        if phase == MAIN and self.start == "both" and self._model(server.units).another_mode(server.approximation.q):
             return server._replace(phase=server.phase + 1, which=1)
         first, second = server.approximations
         found = second.change < self.tolerance and second.skipped <= first.skipped
@@ -208,6 +225,14 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             return server._replace(ended=True)
         return server._replace(phase=self.phases.index(CERTIFICATE), total=(), rounds=0, heard=np.zeros_like(server.heard))
 
+    def _certified(self, server: Server) -> Server:
+        """With the certificate once every device was heard, or without where some stay away."""
+        if server.heard.all():
+            q = server.approximation.q
+            log_posterior = self._model(server.units).log_prior(draws(q)) + server.total.values
+            return server._replace(certificate=certified(q, log_posterior), total=(), ended=True)
+        return server._replace(total=(), ended=True) if server.rounds >= START_ROUNDS else server
+
     def status(self, server: Server) -> Continue | Outcome:
         if server.failed and 2 * server.approximation.skipped > len(server.heard):
             what = f"{server.approximation.skipped} of {len(server.heard)} devices have nothing to propose"
@@ -215,7 +240,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
                 "diverged", f"{what}, since what is left without their sites is no distribution: try a smaller damping", ok=False
             )
         if server.failed:
-            advice = "scale features and target, or try a smaller damping or start=zero"
+            other = "start=warm" if self.start == "zero" else "start=zero"
+            advice = f"scale features and target, or try hyperprior=scaled, a smaller damping or {other}"
             return Outcome("diverged", f"a device's update was not finite, or left no distribution of phi: {advice}", ok=False)
         if not server.ended:
             return Continue(self.phases[server.phase])
@@ -238,11 +264,13 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             return [DeviceResult(np.zeros(data.train.d)) for data in datas]
         q, which = (alike(down.first), 0) if isinstance(down, Seeking) else (alike(down.q), int(np.asarray(down.which)[0]))
         cavity, _ = self._cavity(_site(device, which), q)
-        return [DeviceResult(each.mean, each) for each in self.hierarchy.coefficients(device.private, q, cavity)]
+        found = self._model(down.units and alike(down.units)).coefficients(device.private, q, cavity)
+        return [DeviceResult(each.mean, each) for each in found]
 
     def caution(self, server: Server) -> str:
         far = "means of phi are far from where their prior has them: scale features and target so that coefficients are about 1 in size"
-        return "; ".join(filter(None, (self.hierarchy.CAUTION, far if self.hierarchy.another_mode(server.kept.q) else "")))
+        far = far if server.units else f"{far}, or use hyperprior=scaled"
+        return "; ".join(filter(None, (self.hierarchy.CAUTION, far if self._model(server.units).far(server.kept.q) else "")))
 
     def findings(self, server: Server, spec: FleetSpec) -> dict[str, Any]:
         known = moments(server.kept.q).proper and not server.failed
@@ -258,8 +286,9 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
 
     def continued_server(self, server: Server, places: Sequence[int | None], spec: FleetSpec) -> Server:
         """Sites of those who left are divided out; the others' stay, and rounds go on in the phase `main`."""
-        found = without(server.approximation, server.prior, places)
-        fresh = self.init_server(spec)._replace(phase=self.phases.index(MAIN), which=server.which, point=server.point)
+        found = without(server.approximation, places)
+        known = {"units": server.units, "point": server.point, "which": server.which}
+        fresh = self.init_server(spec)._replace(phase=self.phases.index(MAIN), **known)
         return fresh._replace(approximations=(found, found), failed=not moments(found.q).proper)
 
     def continued_device(self, device: Device, initial: Device) -> Device:
@@ -282,16 +311,15 @@ def _with_approximation(server: Server, found: Approximation) -> Server:
     return server._replace(approximations=(first, found) if server.which else (found, second))
 
 
+def _with_units(server: Server, hierarchy: Hierarchy[Any, Any, Any], units: Units) -> Server:
+    d, K = len(units.columns), len(server.heard)
+    model = hierarchy.at(units)
+    empty = of_prior(model.prior(d), K)
+    return server._replace(units=units, point=model.start(d), approximations=(empty, empty))
+
+
 def _failed(server: Server) -> Aggregated:
     return Aggregated(server._replace(failed=True), 1.0, Info(np.nan, np.nan, 1.0, 0.0))
-
-
-def _certified(server: Server) -> Server:
-    """With the certificate once every device was heard, or without where some stay away."""
-    if server.heard.all():
-        approximation = server.approximation
-        return server._replace(certificate=certified(approximation.q, server.prior, server.total.values), total=(), ended=True)
-    return server._replace(total=(), ended=True) if server.rounds >= START_ROUNDS else server
 
 
 def _told(certificate: Certificate) -> str:

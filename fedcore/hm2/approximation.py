@@ -5,7 +5,7 @@ A round takes in the changes of sites that devices propose, as far as the approx
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,8 @@ LONGEST_STEP, HALVINGS = 3.0, 30
 """How many of its standard deviations a mean may move in one round. From far away, as from the prior, many proposals together point past
 the mark: each device takes the distance for its own to explain."""
 
+RefreshPrior = Callable[[NaturalParams, NaturalParams], tuple[NaturalParams, float]]
+
 
 class Approximation(NamedTuple):
     """q(phi), and what of it is whose.
@@ -28,6 +30,8 @@ class Approximation(NamedTuple):
     ----------
     q
         The approximation.
+    prior
+        What of it is the prior's.
     sites
         What was taken of each device, with a leading axis K.
     terms
@@ -46,6 +50,7 @@ class Approximation(NamedTuple):
     """
 
     q: NaturalParams
+    prior: NaturalParams
     sites: NaturalParams
     terms: Floats
     log_evidence: float
@@ -73,7 +78,7 @@ class Proposal(NamedTuple):
 def of_prior(prior: NaturalParams, K: int) -> Approximation:
     """The prior, before any site of K devices."""
     sites = NaturalParams(*(np.zeros((K, len(part))) for part in prior))
-    return Approximation(prior, sites, np.full(K, np.nan), np.nan, np.inf, 1.0, 0)
+    return Approximation(prior, prior, sites, np.full(K, np.nan), np.nan, np.inf, 1.0, 0)
 
 
 def with_sites(approximation: Approximation, cohort: Sequence[int], changes: NaturalParams) -> Approximation:
@@ -83,14 +88,16 @@ def with_sites(approximation: Approximation, cohort: Sequence[int], changes: Nat
 
 
 def refreshed(
-    approximation: Approximation, prior: NaturalParams, cohort: Sequence[int], proposal: Proposal, damping: float
+    approximation: Approximation, refresh_prior: RefreshPrior, cohort: Sequence[int], proposal: Proposal, damping: float
 ) -> Approximation | None:
     """The approximation after a round; None where no fraction of what was proposed leaves it a distribution near the one before.
 
     Parameters
     ----------
-    approximation, prior
-        From before, and what is without sites.
+    approximation
+        From before.
+    refresh_prior
+        See `Hierarchy.prior_refreshed`. It is called with q as it is after the devices' changes, and for the evidence as it was before.
     cohort
         Who answered, ascending.
     proposal
@@ -104,23 +111,27 @@ def refreshed(
     if found is None:
         return None
     q, fraction, moved = found
+    _, prior_term = refresh_prior(approximation.q, approximation.prior)
+    prior, _ = refresh_prior(q, approximation.prior)
     terms = approximation.terms.copy()
     answered = np.asarray(cohort)
     terms[answered[anew]] = proposal.term[anew] - phi
     terms[answered[~anew]] = np.nan_to_num(terms[answered[~anew]])  # what never had a site counts as a factor of 1
     return Approximation(
-        q,
+        q.plus(prior.minus(approximation.prior)),
+        prior,
         _moved(approximation.sites, cohort, proposal.site, fraction),
         terms,
-        float(phi - log_partition(prior) + terms.sum()),
+        float(phi + prior_term + terms.sum()),
         moved / fraction if len(cohort) == K else np.inf,
         fraction,
         int(np.count_nonzero(~anew)),
     )
 
 
-def without(approximation: Approximation, prior: NaturalParams, places: Sequence[int | None]) -> Approximation:
+def without(approximation: Approximation, places: Sequence[int | None]) -> Approximation:
     """The approximation of another fleet: sites of those who left are divided out, and those who join have none yet."""
+    prior = approximation.prior
     fresh = of_prior(prior, len(places))
     kept, old = [k for k, place in enumerate(places) if place is not None], [place for place in places if place is not None]
     for part, before in ((fresh.sites.shift, approximation.sites.shift), (fresh.sites.precision, approximation.sites.precision)):

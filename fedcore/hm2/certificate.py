@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcore.hm2.cholesky import cholesky, log_determinant
-from fedcore.hm2.natural import LOG_2PI, NaturalParams, moments
+from fedcore.hm2.natural import NaturalParams, moments
 from fedcore.rows import Floats
 
 DRAWS, FREEDOM, SEED = 4000, 8.0, 0
@@ -85,12 +85,10 @@ def _spread(q: NaturalParams) -> tuple[Floats, Floats]:
     return found.mean + away @ root.T, log_density
 
 
-def certified(q: NaturalParams, prior: NaturalParams, log_factors: Floats) -> Certificate:
-    """The certificate from the devices' log f_k at the draws, summed, shape (S,)."""
+def certified(q: NaturalParams, log_posterior: Floats) -> Certificate:
+    """The certificate from the exact posterior's log density at the draws, up to a constant, shape (S,)."""
     points, log_proposal = _spread(q)
-    off = points - moments(prior).mean
-    log_prior = -0.5 * ((off @ prior.matrix) * off).sum(axis=1) - 0.5 * len(q.shift) * LOG_2PI
-    weight, k = smoothed(log_prior + log_factors - log_proposal)
+    weight, k = smoothed(log_posterior - log_proposal)
     mean = weight @ points
     away = points - mean
     return Certificate(k, float(1.0 / (weight**2).sum()), mean, (away * weight[:, None]).T @ away, points, weight)

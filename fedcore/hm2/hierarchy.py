@@ -10,10 +10,11 @@ device's result depends on the others', to the last bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 from fedcore.hm2.coefficients import Coefficients
-from fedcore.hm2.natural import NaturalParams
+from fedcore.hm2.natural import NaturalParams, log_partition
+from fedcore.hm2.units import Units
 from fedcore.rows import Booleans, DeviceData, Floats
 
 Private = TypeVar("Private", bound=tuple[Any, ...])
@@ -61,12 +62,25 @@ class Hierarchy(Protocol[Private, Point, Statistics]):
     CHEAP: ClassVar[bool]
     CAUTION: ClassVar[str]
 
+    def at(self, units: Units) -> Self:
+        """This model, with its hyper-prior stated in these units."""
+        ...
+
     def blocks(self, d: int) -> dict[str, int]:
         """The blocks of phi by name, in order, with their lengths: `mu`, `log_tau`, `log_sigma2`, `log_lambda`."""
         ...
 
     def prior(self, d: int) -> NaturalParams:
-        """The prior of phi; the server's alone."""
+        """The prior of phi, or a normal distribution with its moments; the server's alone."""
+        ...
+
+    def prior_refreshed(self, q: NaturalParams, site: NaturalParams) -> tuple[NaturalParams, float]:
+        """The prior's part in q anew, from q and what it was, and its part in the evidence, log Z + Phi(q without it) - Phi(q). A prior
+        that is normal stays as it is, and adds -Phi(prior)."""
+        return site, -float(log_partition(site))
+
+    def log_prior(self, phi: Floats) -> Floats:
+        """log of the prior's density at S values of phi, shape (S, p): shape (S,)."""
         ...
 
     def prepare(self, datas: Sequence[DeviceData]) -> Private:
@@ -119,6 +133,10 @@ class Hierarchy(Protocol[Private, Point, Statistics]):
 
     def coefficients(self, private: Private, q: NaturalParams, cavity: NaturalParams) -> list[Coefficients]:
         """The posterior of each device's coefficients, from the tilted distributions."""
+        ...
+
+    def far(self, q: NaturalParams) -> bool:
+        """Whether q's mean is so far from the prior's that the data may be in other units than the prior."""
         ...
 
     def another_mode(self, q: NaturalParams) -> bool:

@@ -43,6 +43,8 @@ class Hm2(ExpectationPropagation):
         Standard deviation of the noise, in target units, where it is known.
     noise
         Where it is not: "shared" by all devices and one of the hyper-parameters, or each "device"'s own, of which nothing is sent.
+    lambda_prior
+        Of the strength lambda of the priors around zero: "log_normal", or "half_cauchy", with the scale 1.
     """
 
     SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {"prior": ("gaussian", "isotropic", "lasso", "ridge", "elastic_net")}
@@ -50,6 +52,7 @@ class Hm2(ExpectationPropagation):
     prior: Literal["gaussian", "isotropic", "lasso", "ridge", "elastic_net", "horseshoe"] = "gaussian"
     sigma: float | Literal["unknown"] = "unknown"
     noise: Literal["shared", "device"] = "shared"
+    lambda_prior: Literal["log_normal", "half_cauchy"] = "log_normal"
 
     def __post_init__(self) -> None:
         """Raises Misuse on an option out of bounds."""
@@ -57,17 +60,22 @@ class Hm2(ExpectationPropagation):
         choice("prior", self.prior, tuple(PRIORS))
         number("sigma", self.sigma, 0, np.inf, above=True, below=True, words=("unknown",))
         choice("noise", self.noise, ("shared", "device"))
+        choice("lambda_prior", self.lambda_prior, ("log_normal", "half_cauchy"))
         if self.prior not in NORMAL and (self.sigma != "unknown" or self.noise != "shared"):
             raise Misuse(f"prior={self.prior} has a shared, unknown noise variance in phi: leave sigma and noise out")
+        if self.sigma != "unknown" and self.noise != "shared":
+            raise Misuse("noise=device is for a noise that is not known: leave sigma out, or noise")
+        if self.prior in NORMAL and self.lambda_prior != "log_normal":
+            raise Misuse(f"prior={self.prior} has no lambda: leave lambda_prior out, or choose a prior around zero, such as lasso")
         _ = self.hierarchy  # states are read back only once the classes of their parts are known
 
     @property
     def hierarchy(self) -> Hierarchy[Any, Any, Any]:
-        return _hierarchy(self.prior, self.sigma, self.noise)
+        return _hierarchy(self.prior, self.sigma, self.noise, self.lambda_prior)
 
 
 @cache
-def _hierarchy(prior: str, sigma: float | str, noise: str) -> Hierarchy[Any, Any, Any]:
+def _hierarchy(prior: str, sigma: float | str, noise: str, lambda_prior: str) -> Hierarchy[Any, Any, Any]:
     module, _, name = PRIORS[prior].partition(":")
     kind = getattr(import_module(module), name)
-    return kind(sigma=sigma, noise=noise) if prior in NORMAL else kind()
+    return kind(sigma=sigma, noise=noise) if prior in NORMAL else kind(lambda_prior=lambda_prior)

@@ -156,9 +156,11 @@ def inner_ep(rows: Compressed, noise: Floats, prior: Prior, scales: tuple[Floats
 
 
 def _sweep(precision: Floats, shift: Floats, sites: _Sites, sizes: Floats, prior: Prior, scales: tuple[Floats, ...]) -> _Sweep:
-    covariance = _inverse(_with_sites(precision, sites.precision))
+    matrices = _with_sites(precision, sites.precision)
+    covariance = _inverse(matrices)
     mean = product(covariance, shift + sites.shift)
-    variance = np.ascontiguousarray(np.diagonal(covariance, axis1=1, axis2=2))
+    # What a variance is at least keeps it above 0 where rounding is all that is left of it.
+    variance = np.maximum(_diagonal(covariance), 1.0 / _diagonal(matrices))
     left = np.maximum(1.0 - sites.precision * variance, 1e-12)  # the share of the precision that is not the site's
     cavity_variance = np.minimum(variance / left, VAGUE * sizes)
     cavity_mean = np.where(left > 1e-9, (mean - sites.shift * variance) / left, 0.0)
@@ -252,6 +254,10 @@ def _with_sites(precision: Floats, sites: Floats) -> Floats:
     diagonal: Indices = np.arange(precision.shape[-1], dtype=np.intp)
     matrices[:, diagonal, diagonal] += sites
     return matrices
+
+
+def _diagonal(matrices: Floats) -> Floats:
+    return np.ascontiguousarray(np.diagonal(matrices, axis1=1, axis2=2))
 
 
 def _inverse(matrices: Floats) -> Floats:

@@ -93,6 +93,13 @@ def inverse(matrices: Floats) -> tuple[Floats, Booleans]:
     return np.where(proper[..., None, None], root.swapaxes(-1, -2) @ root, identity), proper
 
 
+def log_density(params: NaturalParams, phi: Floats) -> Floats:
+    """log of a normal density at S points, shape (S, m): shape (S,)."""
+    away = phi - moments(params).mean
+    _, logdet = np.linalg.slogdet(params.matrix)
+    return 0.5 * (logdet - ((away @ params.matrix) * away).sum(axis=1) - phi.shape[1] * LOG_2PI)
+
+
 def log_partition(params: NaturalParams) -> Floats:
     """log of the integral of exp(r'phi - phi'Q phi / 2), shape (...); NaN where Q is not positive definite."""
     found = moments(params)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from scipy.special import polygamma, psi
@@ -22,9 +22,11 @@ from fedcore.hm2.coefficients import Coefficients
 from fedcore.hm2.conditional import Cavity, Conditional, Integral, independent_noise, rows_of, split
 from fedcore.hm2.factor import log_density, log_density_own_noise
 from fedcore.hm2.hierarchy import Tilted
-from fedcore.hm2.natural import NaturalParams, moments, natural
+from fedcore.hm2.natural import NaturalParams, log_partition, moments, natural
+from fedcore.hm2.natural import log_density as log_normal_density
 from fedcore.hm2.nodes import mixture
 from fedcore.hm2.outer import NODES, Found, Rules, tilted_moments
+from fedcore.hm2.units import Units
 from fedcore.hm2.warm import Hyperprior, Point, Statistics
 from fedcore.options import choice, number
 from fedcore.rows import DeviceData, Floats, Scalar
@@ -77,6 +79,8 @@ class Normal(ABC):
         Of each log tau.
     log_sigma2_mean, log_sigma2_sd
         Of log sigma^2.
+    units
+        That these are stated in; None for those of the data.
     """
 
     sigma: float | Literal["unknown"] = "unknown"
@@ -87,6 +91,7 @@ class Normal(ABC):
     log_tau_sd: float = 1.0
     log_sigma2_mean: float = 0.0
     log_sigma2_sd: float = 3.0
+    units: Units | None = None
 
     START: ClassVar[tuple[str, ...]] = ("em1", "em2", "em3")
     CHEAP: ClassVar[bool] = True
@@ -116,9 +121,20 @@ class Normal(ABC):
     def _shared(self) -> bool:
         return not self._known and self.noise == "shared"
 
+    def _hyperprior(self, d: int) -> Hyperprior:
+        size = np.ones(d) if self.units is None else self.units.coefficients
+        each = warm.spread(d, self.axes(d))
+        offset = 2.0 * (np.log(size) @ each) / each.sum(axis=0)
+        return Hyperprior(self.mu_mean * size, self.mu_sd * size, self.log_tau_mean + offset, self.log_tau_sd + 0.0 * offset)
+
     @property
-    def _hyperprior(self) -> Hyperprior:
-        return Hyperprior(self.mu_mean, self.mu_sd, self.log_tau_mean, self.log_tau_sd)
+    def _noise_mean(self) -> float:
+        """The mean of log sigma^2, in squared target units."""
+        return self.log_sigma2_mean + (0.0 if self.units is None else 2.0 * float(np.log(self.units.target)))
+
+    def at(self, units: Units) -> Self:
+        """This model, with its hyper-prior stated in these units."""
+        return replace(self, units=units)
 
     def blocks(self, d: int) -> dict[str, int]:
         """The blocks of phi."""
@@ -126,10 +142,19 @@ class Normal(ABC):
 
     def prior(self, d: int) -> NaturalParams:
         """The prior of phi."""
-        blocks = self.blocks(d).items()
-        mean = np.concatenate([np.full(length, getattr(self, f"{name}_mean")) for name, length in blocks])
-        sd = np.concatenate([np.full(length, getattr(self, f"{name}_sd")) for name, length in blocks])
+        of = self._hyperprior(d)
+        mean, sd = np.append(of.mu_mean, of.log_tau_mean), np.append(of.mu_sd, of.log_tau_sd)
+        if self._shared:
+            mean, sd = np.append(mean, self._noise_mean), np.append(sd, self.log_sigma2_sd)
         return natural(mean, np.diag(1.0 / sd**2))
+
+    def prior_refreshed(self, q: NaturalParams, site: NaturalParams) -> tuple[NaturalParams, float]:
+        """The prior is normal, so its part in q stays what it is."""
+        return site, -float(log_partition(site))
+
+    def log_prior(self, phi: Floats) -> Floats:
+        """log of its density."""
+        return log_normal_density(self.prior(self._columns(phi.shape[1])), phi)
 
     def prepare(self, datas: Sequence[DeviceData]) -> Private:
         """Compressed rows, and what they say of the noise.
@@ -143,13 +168,14 @@ class Normal(ABC):
         if not isinstance(self.sigma, str):
             return Private(rows, np.full(len(datas), 2.0 * np.log(self.sigma)), np.zeros(len(datas)))
         centre, variance = _own_noise(rows, self.log_sigma2_mean)
-        if self.noise == "device":
-            centre, variance = _combined(centre, variance, self.log_sigma2_mean, self.log_sigma2_sd**2)
+        if self.noise == "device":  # the rule on it is for the rows and the prior together
+            variance = variance * self.log_sigma2_sd**2 / (variance + self.log_sigma2_sd**2)
         return Private(rows, centre, np.sqrt(variance))
 
     def start(self, d: int) -> Point:
         """The prior's means."""
-        return Point(np.full(d, self.mu_mean), np.full(self.axes(d), self.log_tau_mean), self.log_sigma2_mean)
+        prior = self._hyperprior(d)
+        return Point(prior.mu_mean, prior.log_tau_mean, self._noise_mean)
 
     def start_statistics(self, phase: str, point: Point, private: Private) -> Statistics:
         """Sums of expectation maximisation. In its first phase sigma^2 is each device's own guess, for want of a better one."""
@@ -158,13 +184,14 @@ class Normal(ABC):
         if phase != self.START[0]:
             return warm.statistics(rows, point.mu, tau, self._noise(point, private))
         squares = (rows.R**2).sum(axis=1)
-        alone = np.where(squares > 0, (rows.power * rows.n)[:, None] / np.where(squares > 0, squares, 1.0), 0.0)
+        explained = (np.asarray(rows.power) * rows.n)[:, None]
+        alone = np.where(squares > 0, explained / np.where(squares > 0, squares, 1.0), 0.0)
         return warm.statistics(rows, point.mu, WIDENED * np.maximum(tau, alone), np.exp(private.noise))
 
     def started(self, phase: str, point: Point, total: Statistics, devices: int, fleet: int) -> Point:
         """The maximum over mu, tau and sigma^2. Devices that have not answered count as like those that have."""
         share = fleet / devices
-        return warm.maximised(point, Statistics(*(np.asarray(each) * share for each in total)), fleet, self._hyperprior)
+        return warm.maximised(point, Statistics(*(np.asarray(each) * share for each in total)), fleet, self._hyperprior(len(point.mu)))
 
     def start_sites(self, point: Point, private: Private) -> NaturalParams:
         """Sites from score and Fisher information."""
@@ -208,7 +235,7 @@ class Normal(ABC):
                 log_noise = phi[:, -1].copy() if self._shared else np.full(len(phi), noise)
                 values.append(log_density(rows, mu, tau, np.exp(log_noise)))
             else:
-                values.append(log_density_own_noise(rows, mu, tau, noise, self.log_sigma2_mean, self.log_sigma2_sd**2))
+                values.append(log_density_own_noise(rows, mu, tau, noise, self._noise_mean, self.log_sigma2_sd**2))
         return np.array(values)
 
     def coefficients(self, private: Private, q: NaturalParams, cavity: NaturalParams) -> list[Coefficients]:
@@ -232,8 +259,22 @@ class Normal(ABC):
 
     def another_mode(self, q: NaturalParams) -> bool:
         """Whether a mean of mu is far from its prior's."""
-        d = next(d for d in range(1, q.shift.shape[-1]) if sum(self.blocks(d).values()) == q.shift.shape[-1])
-        return bool((np.abs(moments(q).mean[:d] - self.mu_mean) > FAR * self.mu_sd).any())
+        d = self._columns(q.shift.shape[-1])
+        prior = self._hyperprior(d)
+        return bool((np.abs(moments(q).mean[:d] - prior.mu_mean) > FAR * prior.mu_sd).any())
+
+    def far(self, q: NaturalParams) -> bool:
+        """Whether the means of phi are far from their prior's. That of log tau may be far below, where coefficients are nearly alike."""
+        d = self._columns(q.shift.shape[-1])
+        prior = moments(self.prior(d))
+        off = (moments(q).mean - prior.mean) / np.sqrt(np.diagonal(prior.covariance))
+        axes = slice(d, d + self.axes(d))
+        off[axes] = np.maximum(off[axes], 0.0)
+        return bool((np.abs(off) > FAR).any())
+
+    def _columns(self, length: int) -> int:
+        """d, of the length of phi."""
+        return next(d for d in range(1, length) if sum(self.blocks(d).values()) == length)
 
     def _noise(self, point: Point, private: Private) -> Floats:
         return np.full(len(private.noise), np.exp(point.log_sigma2)) if self._shared else np.exp(private.noise)
@@ -241,7 +282,7 @@ class Normal(ABC):
     def _cavity(self, private: Private, cavity: NaturalParams) -> Cavity:
         """Of (mu, t, s), whether s is in phi or not; where it is known, any distribution does."""
         d = private.rows.R.shape[1]
-        return split(cavity if self._shared else independent_noise(cavity, self.log_sigma2_mean, self.log_sigma2_sd**2), d)
+        return split(cavity if self._shared else independent_noise(cavity, self._noise_mean, self.log_sigma2_sd**2), d)
 
     def _found(self, private: Private, q: NaturalParams, cavity: Cavity) -> Found:
         """Rules start where q is, but for the noise: by the rows and the cavity if shared, and where it was last if the device's own."""

@@ -18,23 +18,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
 from fedcore.compression import Compressed, compress
 from fedcore.gaussian import product
+from fedcore.hm2 import half_cauchy
 from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
 from fedcore.hm2.grid import Indices, OnGrid, on_grid
 from fedcore.hm2.hierarchy import Tilted
-from fedcore.hm2.natural import NaturalParams, natural
+from fedcore.hm2.natural import NaturalParams, log_density, log_partition, moments, natural
+from fedcore.hm2.units import Units
 from fedcore.messages import Stacked
-from fedcore.options import number
+from fedcore.options import choice, number
 from fedcore.rows import DeviceData, Floats, Scalar
 
 PROFILE = np.linspace(-3.0, 3.0, 15)
 """Where the start looks for log lambda, in standard deviations of its prior."""
+
+FAR = 4.0
+"""Standard deviations of the prior, from which on a mean of phi is said to be far from it."""
 
 ENOUGH = 5.0
 """Fewest residual degrees of freedom, of the fleet, that the start takes sigma^2 from."""
@@ -99,6 +104,10 @@ class Penalised(ABC):
     ----------
     log_lambda_mean, log_lambda_sd, log_sigma2_mean, log_sigma2_sd
         Of phi's normal prior; sigma^2 is in squared target units.
+    lambda_prior
+        "log_normal", or "half_cauchy", whose scale is exp(log_lambda_mean), and which has no use for log_lambda_sd.
+    units
+        That the prior is stated in; None for those of the data.
     """
 
     START: ClassVar[tuple[str, ...]] = ("noise", "profile")
@@ -111,9 +120,12 @@ class Penalised(ABC):
     log_lambda_sd: float = 3.0
     log_sigma2_mean: float = 0.0
     log_sigma2_sd: float = 3.0
+    lambda_prior: Literal["log_normal", "half_cauchy"] = "log_normal"
+    units: Units | None = None
 
     def __post_init__(self) -> None:
         """Raises Misuse on an option out of bounds."""
+        choice("lambda_prior", self.lambda_prior, ("log_normal", "half_cauchy"))
         for name in ("log_lambda_mean", "log_sigma2_mean"):
             number(name, getattr(self, name), -100, 100)
         for name in ("log_lambda_sd", "log_sigma2_sd"):
@@ -122,10 +134,57 @@ class Penalised(ABC):
     def blocks(self, d: int) -> dict[str, int]:
         return {"log_lambda": 1, "log_sigma2": 1}
 
+    def at(self, units: Units) -> Self:
+        return replace(self, units=units)
+
     def prior(self, d: int) -> NaturalParams:
-        return natural(
-            np.array([self.log_lambda_mean, self.log_sigma2_mean]), np.diag([self.log_lambda_sd**-2.0, self.log_sigma2_sd**-2.0])
-        )
+        return self._prior
+
+    def prior_refreshed(self, q: NaturalParams, site: NaturalParams) -> tuple[NaturalParams, float]:
+        if self.lambda_prior == "log_normal":
+            return site, -float(log_partition(site))
+        # Of the prior's two independent parts the noise's is exact. The other's cavity is q without its site.
+        flat = np.array([1.0, 0.0, 0.0])  # the entry of log lambda in a packed precision
+        noise = NaturalParams(site.shift * [0.0, 1.0], site.precision * (1.0 - flat))
+        cavity = q.minus(site).plus(noise)
+        outside, scale = moments(cavity), float(self._log_lambda[0])
+        if not outside.proper:
+            return site, float("nan")
+        variance = float(outside.covariance[0, 0])
+        found = half_cauchy.matched(float(outside.mean[0]) - scale, variance)
+        precision = 1.0 / found.variance - 1.0 / variance
+        shift = (found.mean + scale) / found.variance - float(outside.mean[0]) / variance
+        noise_alone = -log_partition(NaturalParams(noise.shift[1:], noise.precision[2:]))
+        term = found.log_normaliser + log_partition(cavity) - log_partition(q) + noise_alone
+        return noise.plus(NaturalParams(np.array([shift, 0.0]), precision * flat)), float(term)
+
+    def log_prior(self, phi: Floats) -> Floats:
+        prior = self._prior
+        if self.lambda_prior == "log_normal":
+            return log_density(prior, phi)
+        noise = NaturalParams(prior.shift[1:], prior.precision[2:])
+        return half_cauchy.log_density(phi[:, 0] - self._log_lambda[0]) + log_density(noise, phi[:, 1:])
+
+    @property
+    def _prior(self) -> NaturalParams:
+        """Of phi; where it is not normal, a normal one with its moments."""
+        (mean, sd), noise_sd = self._log_lambda, self.log_sigma2_sd
+        return natural(np.array([mean, self._log_sigma2_mean]), np.diag([sd**-2.0, noise_sd**-2.0]))
+
+    @property
+    def _log_lambda(self) -> tuple[float, float]:
+        """Mean and standard deviation of log lambda."""
+        offset = 0.0 if self.units is None else self.strength(self.units)
+        sd = self.log_lambda_sd if self.lambda_prior == "log_normal" else float(np.sqrt(half_cauchy.VARIANCE))
+        return self.log_lambda_mean + offset, sd
+
+    @property
+    def _log_sigma2_mean(self) -> float:
+        return self.log_sigma2_mean + (0.0 if self.units is None else 2.0 * float(np.log(self.units.target)))
+
+    def strength(self, units: Units) -> float:
+        """log lambda at which coefficients are as large as the columns can use, with noise as large as the target: of sigma / lambda."""
+        return float(np.log(units.column))
 
     def prepare(self, datas: Sequence[DeviceData]) -> Prepared:
         rows = compress(datas)
@@ -136,7 +195,7 @@ class Penalised(ABC):
         return np.asarray(private.rows.rss) / np.asarray(private.rows.n)
 
     def start(self, d: int) -> Start:
-        return Start(self.log_lambda_mean, self.log_sigma2_mean)
+        return Start(self._log_lambda[0], self._log_sigma2_mean)
 
     def start_statistics(self, phase: str, point: Start, private: Prepared) -> Residuals | Profile:
         rows = private.rows
@@ -159,7 +218,8 @@ class Penalised(ABC):
         return point._replace(log_lambda=float(self._log_lambdas()[best]))
 
     def _log_lambdas(self) -> Floats:
-        return self.log_lambda_mean + self.log_lambda_sd * PROFILE
+        mean, sd = self._log_lambda
+        return mean + sd * PROFILE
 
     def start_sites(self, point: Start, private: Prepared) -> NaturalParams:
         n, d = np.asarray(private.rows.n), private.rows.y.shape[1]
@@ -187,6 +247,10 @@ class Penalised(ABC):
 
     def another_mode(self, q: NaturalParams) -> bool:
         return False
+
+    def far(self, q: NaturalParams) -> bool:
+        prior = moments(self._prior)
+        return bool((np.abs(moments(q).mean - prior.mean) > FAR * np.sqrt(np.diagonal(prior.covariance))).any())
 
     def _on_grid(self, private: Prepared, q: NaturalParams, cavity: NaturalParams) -> OnGrid:
         m, d = private.singular.shape
@@ -221,6 +285,9 @@ class Ridge(Penalised):
     """theta_ki ~ N(0, variance sigma / lambda)."""
 
     INFORMATION = 0.5
+
+    def strength(self, units: Units) -> float:
+        return 2.0 * float(np.log(units.column)) - float(np.log(units.target))
 
     def variance(self, phi: Floats) -> Floats:
         return np.exp(0.5 * phi[..., 1] - phi[..., 0])

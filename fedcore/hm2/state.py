@@ -18,8 +18,8 @@ class Server(NamedTuple):
 
     Attributes
     ----------
-    prior
-        Of phi.
+    units
+        That the hyper-prior is stated in, once they are known; () where they are those of the data.
     point, total, rounds, heard
         Of the start what is known so far; of a phase of the start, or of the certificate, sums, rounds, and who has answered, shape (K,).
     phase
@@ -38,7 +38,7 @@ class Server(NamedTuple):
         Whether the run has converged, and whether an update was not finite or left no distribution.
     """
 
-    prior: NaturalParams
+    units: Any
     point: Any
     total: Any
     rounds: int
@@ -71,30 +71,34 @@ class Device(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """To a device in the start: the number of the phase, and the point."""
+    """To a device in the start: the number of the phase, the point, and units."""
 
     phase: Scalar
     point: Any
+    units: Any
 
 
 class Current(NamedTuple):
-    """To a device: the approximation, and which one it is."""
+    """To a device: the approximation, which one it is, and units."""
 
     q: NaturalParams
     which: Scalar
+    units: Any
 
 
 class Seeking(NamedTuple):
-    """To a device in the phase `second`: the approximation that is refreshed, and the first one, which results are of until then."""
+    """To a device in the phase `second`: the approximation that is refreshed, the first one, which results are of until then, and units."""
 
     q: NaturalParams
     first: NaturalParams
+    units: Any
 
 
 class Check(NamedTuple):
-    """To a device: the approximation around which it makes the certificate's draws."""
+    """To a device: the approximation around which it makes the certificate's draws, and units."""
 
     q: NaturalParams
+    units: Any
 
 
 class LogFactors(NamedTuple):

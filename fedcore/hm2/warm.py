@@ -21,7 +21,7 @@ NEWTON = 30
 """Steps of Newton's method for log tau, each at most 2: enough from anywhere within exp(60) of the solution."""
 
 LEAST_SQUARE = 1e-12
-"""Least mean square of theta - mu: with coefficients that are all alike log tau is found by its prior, not at minus infinity."""
+"""Least mean square of theta - mu, in units of its prior's: where coefficients are all alike, log tau is not minus infinity."""
 
 
 class Point(NamedTuple):
@@ -42,12 +42,12 @@ class Statistics(NamedTuple):
 
 
 class Hyperprior(NamedTuple):
-    """Means and standard deviations of the entries of mu and log tau."""
+    """Means and standard deviations of mu, shape (d,), and log tau, shape (a,)."""
 
-    mu_mean: float
-    mu_sd: float
-    log_tau_mean: float
-    log_tau_sd: float
+    mu_mean: Floats
+    mu_sd: Floats
+    log_tau_mean: Floats
+    log_tau_sd: Floats
 
 
 def spread(d: int, axes: int) -> Floats:
@@ -70,7 +70,8 @@ def maximised(point: Point, total: Statistics, devices: int, prior: Hyperprior) 
     each = spread(d, axes)
     tau, mu_precision = np.exp(each @ point.log_tau), 1.0 / prior.mu_sd**2
     step = (total.first / tau + mu_precision * (prior.mu_mean - point.mu)) / (devices / tau + mu_precision)
-    squares = np.maximum(total.second - 2.0 * step * total.first + devices * step**2, devices * LEAST_SQUARE)
+    least = devices * LEAST_SQUARE * np.exp(each @ prior.log_tau_mean)
+    squares = np.maximum(total.second - 2.0 * step * total.first + devices * step**2, least)
     counts = devices * each.sum(axis=0)
     log_tau = _log_tau(each.T @ squares, counts, prior)
     noise = float(total.residual / total.n)

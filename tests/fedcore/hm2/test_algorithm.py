@@ -70,6 +70,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "noise": ({"noise": "none"}, "noise is one of shared, device"),
     "damping": ({"damping": 1.5}, r"damping is a number in \(0, 1\]"),
     "start": ({"start": "cold"}, "start is one of both, warm, zero"),
+    "known noise of devices": ({"sigma": 1.0, "noise": "device"}, "noise=device is for a noise that is not known"),
+    "hyperprior": ({"hyperprior": "wide"}, "hyperprior is one of paper, scaled"),
+    "lambda": ({"prior": "lasso", "lambda_prior": "cauchy"}, "lambda_prior is one of log_normal, half_cauchy"),
+    "lambda of a prior that has none": ({"lambda_prior": "half_cauchy"}, "prior=gaussian has no lambda"),
     "certificate": ({"certificate": "yes"}, "certificate is one of auto, on, off"),
 }
 
@@ -120,7 +124,7 @@ def disturbed(algorithm: AnyAlgorithm, devices: dict[str, DeviceData], count: in
         state = report.state
     server: Server = state.server
     settled = [settle(algorithm, memory, state.receipt(k)).accepted for k, memory in enumerate(backend.memories)]
-    for part, (prior, whole) in enumerate(zip(server.prior, server.approximation.q, strict=True)):
+    for part, (prior, whole) in enumerate(zip(server.approximation.prior, server.approximation.q, strict=True)):
         sites = np.array([device.sites[part][server.which] for device in settled])
         # Relative to what is added up: sites may be large and of both signs.
         scale = np.abs(sites).sum(axis=0) + np.abs(prior)

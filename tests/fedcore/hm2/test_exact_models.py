@@ -17,7 +17,7 @@ from fedcore.fit import FitResult, InProcess
 from fedcore.hm2.algorithm import ExpectationPropagation
 from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
 from fedcore.hm2.hierarchy import Hierarchy, Tilted
-from fedcore.hm2.natural import NaturalParams, log_partition, moments, natural
+from fedcore.hm2.natural import NaturalParams, log_density, log_partition, moments, natural
 from fedcore.hm2.state import Current, Device, phi
 from fedcore.rounds import RunState, Schedule, rounds
 from fedcore.rows import Booleans, Floats
@@ -68,6 +68,9 @@ class Conjugate(Hierarchy[Grams, Centre, Grams]):
 
     def prior(self, d: int) -> NaturalParams:
         return natural(np.zeros(d), np.eye(d) / self.spread)
+
+    def log_prior(self, phi: Floats) -> Floats:
+        return log_density(self.prior(phi.shape[1]), phi)
 
     def prepare(self, datas: Sequence[DeviceData]) -> Grams:
         return grams(datas)
@@ -149,6 +152,9 @@ class Scalar(Hierarchy[Estimates, Centre, Centre]):
 
     def prior(self, d: int) -> NaturalParams:
         return natural(np.zeros(1), np.eye(1) / self.spread)
+
+    def log_prior(self, phi: Floats) -> Floats:
+        return log_density(self.prior(1), phi)
 
     def prepare(self, datas: Sequence[DeviceData]) -> Estimates:
         found = grams(datas)
@@ -382,7 +388,7 @@ class TestScalar:
         ep, data = Ep(given=Scalar()), DeviceData.of(np.ones((2, 1)), np.ones(2))
         [device] = ep.init_devices(FleetSpec(("a",), 1), [data])
         device = device._replace(sites=NaturalParams(np.zeros((2, 1)), np.full((2, 1), 3.0)))
-        down = Current(NaturalParams(np.zeros(1), np.ones(1)), 0.0)
+        down = Current(NaturalParams(np.zeros(1), np.ones(1)), 0.0, ())
         [state], [up], _ = ep.local_steps([down], [device], [data], [np.random.default_rng()])
         assert (up.skipped, up.term) == (1.0, 0.0)
         assert equal(up.site, NaturalParams(np.zeros(1), np.zeros(1)))

@@ -61,7 +61,7 @@ def gone_on(
     backend = Continued(algorithm, spec, devices, before)
     state, accepted = ended(algorithm, backend, spec, RunState.initial(algorithm, spec)._replace(server=server), count)
     sites = np.array([device.sites.precision[state.server.which] for device in accepted.values()])
-    together = state.server.prior.precision + sites.sum(axis=0)
+    together = state.server.approximation.prior.precision + sites.sum(axis=0)
     np.testing.assert_allclose(state.server.approximation.q.precision, together, rtol=0, atol=1e-12 * np.abs(sites).sum())
     return state.server.approximation.q
 

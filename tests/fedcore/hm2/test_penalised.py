@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
@@ -253,6 +253,7 @@ def test_what_a_start_meets(model: Any) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 15), st.integers(2, 8), st.sampled_from(["scaled", "equal", "nearly equal", "zero"]))
+@example(28985, 1, 5, "scaled")
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_log_factor_is_finite_whatever_the_columns(model: Any, seed: int, n: int, d: int, kind: str) -> None:
     rng = np.random.default_rng(seed)

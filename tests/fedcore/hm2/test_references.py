@@ -65,7 +65,7 @@ def test_two_modes() -> None:
     result, errors, ratios = fitted("hard_two_modes", Hm2(sigma=0.5))
     assert_certified(result, errors, ratios)
     assert "of two modes the one from the prior has the larger evidence" in result.outcome.message
-    assert result.outcome.message.endswith("so that coefficients are about 1 in size")
+    assert result.outcome.message.endswith("so that coefficients are about 1 in size, or use hyperprior=scaled")
     wrong, far, _ = fitted("hard_two_modes", Hm2(sigma=0.5, start="warm"))
     assert np.abs(far).max() > 20
     assert result.history[-1]["log_evidence"] - wrong.history[-1]["log_evidence"] == pytest.approx(22.6, abs=0.5)
