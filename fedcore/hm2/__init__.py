@@ -6,8 +6,8 @@ expectation propagation.
 - `natural`: normal distributions over phi by their natural parameters, which sites add up in.
 - `hierarchy`: what a hierarchical model offers to the algorithm, whichever it is.
 - `gaussian`, `isotropic`, `penalised`, `horseshoe`: the models.
-- `grid`, `inner`, `laplace`: what the penalised models are made of: quadrature over phi, expectation propagation within a device, and
-  moments of a normal distribution times a prior with a kink.
-- `algorithm`: the rounds.
+- `units`, `half_cauchy`: what hyper-priors are stated in, and one that is not normal.
+- `grid`, `inner`, `laplace`, `scale_mixture`: what the penalised models are made of: quadrature over phi, expectation propagation within a
+  device, moments of a normal distribution times a prior with a kink, and what stands in where a horseshoe leaves the propagation astray.
 - `coefficients`, with `mixture` and `tilted_normal`: what is known of a device's coefficients.
 """

@@ -14,11 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedcore.compression import Compressed
+from fedcore.gaussian import product
 from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
 from fedcore.hm2.grid import OnGrid
+from fedcore.hm2.inner import Inner
 from fedcore.hm2.laplace import Tilt
 from fedcore.hm2.natural import LOG_2PI
 from fedcore.hm2.penalised import NEGLIGIBLE, Prepared
+from fedcore.hm2.scale_mixture import variational
 from fedcore.hm2.sited import Sited, scale_ratio
 from fedcore.rows import Floats
 
@@ -31,13 +35,35 @@ class Horseshoe(Sited):
     """theta_ki ~ N(0, (sigma / lambda)^2 kappa_ki^2), kappa_ki half-Cauchy with scale 1.
 
     For devices with more rows than columns means agree with the exact ones to about 0.1 posterior standard deviations, and ever better the
-    more rows. With no more rows than columns the posterior has several modes. There they may be off by one, and the quadrature over phi may
-    fail, so that the device does not take part: `CAUTION` says so in a run's outcome.
+    more rows. With no more rows than columns, or with columns that are nearly alike, the posterior has several modes. There means may be
+    off by one and sometimes several, and the run may not converge: `CAUTION` says so in its outcome.
     """
 
     CONVEX = False
-    CAUTION = "with a horseshoe, means of a device with no more rows than columns may be off by a standard deviation"
+    CAUTION = "with a horseshoe, means of a device whose rows do not tell its columns apart may be off by some standard deviations"
     INFORMATION = 0.5
+
+    def inner(self, private: Prepared, phi: Floats) -> Inner:
+        """At phi of shape (m, J, 2); variational where expectation propagation has run away.
+
+        It has if the evidence is none, or more than it can be: with a prior that is a mixture of normal distributions around zero, p(y) is
+        one of N(y; 0, V), V - sigma^2 I positive semi-definite, the largest of which has y's direction alone in V - sigma^2 I.
+        """
+        found, rows, noise = super().inner(private, phi), private.rows, np.exp(phi[..., 1])
+        explained = (rows.y**2).sum(axis=1)[:, None] / noise
+        most = np.log(np.maximum(explained, 1.0)) + np.minimum(explained, 1.0) + np.asarray(rows.rss)[:, None] / noise
+        most = -0.5 * (np.asarray(rows.n)[:, None] * (LOG_2PI + phi[..., 1]) + most)
+        tilt = self.tilt(found.cavity_mean, found.cavity_variance, scale_ratio(phi)[..., None])
+        left = ((rows.y[:, None] - product(rows.R[:, None], tilt.mean)) ** 2).sum(axis=2) / noise
+        lost = ~((found.log_evidence <= most) & (left <= explained))
+        if not lost.any():
+            return found
+        device, node = np.nonzero(lost)
+        few, at = Compressed(*(np.asarray(part)[device] for part in rows)), phi[device, node][:, None]
+        instead = variational(few, noise[device, node][:, None], scale_ratio(at), LOG_KAPPA, LOG_SHARES)
+        for part, by in zip(found, instead, strict=True):
+            part[device, node] = by[:, 0]
+        return found
 
     def variance(self, phi: Floats) -> Floats:
         return scale_ratio(phi) ** 2

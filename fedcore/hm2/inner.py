@@ -49,6 +49,9 @@ VAGUE = 1e8
 LEAST_PIVOT = 1e-8
 """Of a precision matrix that negative sites are part of, as a share of its diagonal: its inverse then is not rounding alone."""
 
+CONFOUNDED = 1e-5
+"""Share of the largest singular value of the design, with columns of length 1, below which the least says that columns are confounded."""
+
 HALVINGS = 40
 """Of a step, until it is given up."""
 
@@ -76,6 +79,44 @@ class Inner(NamedTuple):
     covariance: Floats
     cavity_mean: Floats
     cavity_variance: Floats
+
+
+class _Likelihood(NamedTuple):
+    """Of B pairs as functions of theta: R / sigma, R'R / sigma^2, and whether columns are confounded. Where they are, what their sites tell
+    them apart by may be less than the rounding of the sum of R'R / sigma^2 and sites, which a QR decomposition spares unless sites are
+    negative."""
+
+    root: Floats
+    precision: Floats
+    confounded: Booleans
+
+    def of(self, some: Indices | slice) -> _Likelihood:
+        return _Likelihood(self.root[some], self.precision[some], self.confounded[some])
+
+    def covariance(self, sites: Floats) -> Floats:
+        """With sites of precisions pi, shape (B, d)."""
+        apart = self._apart(sites)
+        if not apart.any():
+            return _inverse(_with_sites(self.precision, sites))
+        covariance = np.empty_like(self.precision)
+        covariance[~apart] = _inverse(_with_sites(self.precision[~apart], sites[~apart]))
+        inverse = _inverse(self._triangle(sites, apart))
+        covariance[apart] = inverse @ inverse.swapaxes(1, 2)
+        return covariance
+
+    def log_determinant(self, sites: Floats) -> tuple[Floats, Booleans]:
+        """Of the precision, and whether it is positive definite."""
+        apart = self._apart(sites)
+        root, positive = _cholesky(_with_sites(self.precision, sites))
+        root[apart] = self._triangle(sites, apart)
+        return 2.0 * np.log(np.abs(_diagonal(root))).sum(axis=1), positive | apart
+
+    def _apart(self, sites: Floats) -> Booleans:
+        return self.confounded & (sites >= 0).all(axis=1)
+
+    def _triangle(self, sites: Floats, some: Booleans) -> Floats:
+        spread = np.sqrt(sites[some])[:, :, None] * np.eye(sites.shape[1])
+        return np.asarray(np.linalg.qr(np.concatenate([self.root[some], spread], axis=1), mode="r"), dtype=np.float64)
 
 
 class _Sites(NamedTuple):
@@ -120,21 +161,23 @@ def inner_ep(rows: Compressed, noise: Floats, prior: Prior, scales: tuple[Floats
     gram, moment = transposed @ rows.R, product(transposed, rows.y)
     seen = np.asarray((rows.R != 0).any(axis=1))[device]
     sigma2, sizes, each = noise.ravel()[:, None], variance.ravel()[:, None], tuple(scale.ravel()[:, None] for scale in scales)
-    precision, shift = gram[device] / sigma2[:, :, None], moment[device] / sigma2
+    root = rows.R[device] / np.sqrt(sigma2)[:, :, None]
+    likelihood = _Likelihood(root, gram[device] / sigma2[:, :, None], _confounded(rows.R)[device])
+    shift = moment[device] / sigma2
 
     sites = _Sites(np.zeros((m * J, d)), np.repeat(1.0 / sizes, d, axis=1))
     live: Indices = np.arange(m * J, dtype=np.intp)
     step, error = np.ones((m * J, 1)), np.full(m * J, np.inf)
     for _ in range(SWEEPS if convex else PATIENCE):
         some = slice(None) if len(live) == m * J else live  # no copies where all are live
-        matrices, now = precision[some], _Sites(sites.shift[some], sites.precision[some])
-        found = _sweep(matrices, shift[some], now, sizes[some], prior, tuple(scale[some] for scale in each))
+        likely, now = likelihood.of(some), _Sites(sites.shift[some], sites.precision[some])
+        found = _sweep(likely, shift[some], now, sizes[some], prior, tuple(scale[some] for scale in each))
         new = _matched(found, now, seen[some], convex=convex)
         wrong = np.abs(found.tilt.mean - found.mean) / np.sqrt(found.variance) + np.abs(found.tilt.variance / found.variance - 1.0)
         worst = np.where(seen[some], wrong, 0.0).max(axis=1)
         step[some] = np.where((worst > error[some])[:, None], np.maximum(step[some] * SHORTER, SHORTEST), step[some])
         error[some] = worst
-        length = step[some] if convex else _shortened(matrices, now, new, step[some])
+        length = step[some] if convex else _shortened(likely.precision, now, new, step[some])
         sites.shift[some] = now.shift + length * (new.shift - now.shift)
         sites.precision[some] = now.precision + length * (new.precision - now.precision)
         live = live[~(worst < TOLERANCE)]
@@ -142,10 +185,10 @@ def inner_ep(rows: Compressed, noise: Floats, prior: Prior, scales: tuple[Floats
             break
     if len(live) and not convex:
         restart = _Sites(np.zeros((len(live), d)), np.repeat(1.0 / sizes[live], d, axis=1))
-        moved = _in_turn(precision[live], shift[live], restart, seen[live], prior, tuple(scale[live] for scale in each))
+        moved = _in_turn(likelihood.of(live), shift[live], restart, seen[live], prior, tuple(scale[live] for scale in each))
         sites.shift[live], sites.precision[live] = moved
-    found = _sweep(precision, shift, sites, sizes, prior, each)
-    log_evidence = _log_evidence(rows, device, sigma2, precision, sites, found, seen)
+    found = _sweep(likelihood, shift, sites, sizes, prior, each)
+    log_evidence = _log_evidence(rows, device, sigma2, likelihood, sites, found, seen)
     return Inner(
         log_evidence.reshape(m, J),
         found.mean.reshape(m, J, d),
@@ -155,12 +198,17 @@ def inner_ep(rows: Compressed, noise: Floats, prior: Prior, scales: tuple[Floats
     )
 
 
-def _sweep(precision: Floats, shift: Floats, sites: _Sites, sizes: Floats, prior: Prior, scales: tuple[Floats, ...]) -> _Sweep:
-    matrices = _with_sites(precision, sites.precision)
-    covariance = _inverse(matrices)
+def _confounded(R: Floats) -> Booleans:
+    """Whether a combination of columns of length 1 all but vanishes, of m devices."""
+    length = np.sqrt((R**2).sum(axis=1))
+    singular = np.linalg.svd(R / np.where(length > 0, length, 1.0)[:, None], compute_uv=False)
+    return singular[:, -1] < CONFOUNDED * singular[:, 0]
+
+
+def _sweep(likelihood: _Likelihood, shift: Floats, sites: _Sites, sizes: Floats, prior: Prior, scales: tuple[Floats, ...]) -> _Sweep:
+    covariance = likelihood.covariance(sites.precision)
     mean = product(covariance, shift + sites.shift)
-    # What a variance is at least keeps it above 0 where rounding is all that is left of it.
-    variance = np.maximum(_diagonal(covariance), 1.0 / _diagonal(matrices))
+    variance = _diagonal(covariance)
     left = np.maximum(1.0 - sites.precision * variance, 1e-12)  # the share of the precision that is not the site's
     cavity_variance = np.minimum(variance / left, VAGUE * sizes)
     cavity_mean = np.where(left > 1e-9, (mean - sites.shift * variance) / left, 0.0)
@@ -177,12 +225,12 @@ def _matched(found: _Sweep, sites: _Sites, seen: Booleans, *, convex: bool) -> _
     return _Sites(np.where(seen, shift, sites.shift), np.where(seen, precision, sites.precision))
 
 
-def _in_turn(precision: Floats, shift: Floats, sites: _Sites, seen: Booleans, prior: Prior, scales: tuple[Floats, ...]) -> _Sites:
+def _in_turn(likelihood: _Likelihood, shift: Floats, sites: _Sites, seen: Booleans, prior: Prior, scales: tuple[Floats, ...]) -> _Sites:
     """Sites set one after the other. With a cavity that is a distribution, so is what a step leads to."""
     live: Indices = np.arange(len(shift), dtype=np.intp)
     for _ in range(SWEEPS_IN_TURN):
         beta, pi, some = sites.shift[live], sites.precision[live], tuple(scale[live] for scale in scales)
-        covariance = _inverse(_with_sites(precision[live], pi))
+        covariance = likelihood.of(live).covariance(pi)
         mean = product(covariance, shift[live] + beta)
         worst = np.zeros(len(live))
         for i in range(shift.shape[1]):
@@ -229,7 +277,7 @@ def _shortened(precision: Floats, now: _Sites, new: _Sites, length: Floats) -> F
 
 
 def _log_evidence(
-    rows: Compressed, device: Indices, sigma2: Floats, precision: Floats, sites: _Sites, found: _Sweep, seen: Booleans
+    rows: Compressed, device: Indices, sigma2: Floats, likelihood: _Likelihood, sites: _Sites, found: _Sweep, seen: Booleans
 ) -> Floats:
     """log of the integral of likelihood and sites, each site normalised as its prior is in its cavity. The exponent is taken at the mean,
     where it is stationary: its terms are then no larger than the residuals are, however precise the rows."""
@@ -237,8 +285,7 @@ def _log_evidence(
     error = rows.y[device] - product(rows.R[device], found.mean)
     squares = ((error**2).sum(axis=1) + np.asarray(rows.rss)[device]) / sigma2[:, 0]
     exponent = squares + (pi * found.mean**2 - 2.0 * beta * found.mean).sum(axis=1)
-    root, positive = _cholesky(_with_sites(precision, pi))
-    determinant = 2.0 * np.log(np.ascontiguousarray(np.diagonal(root, axis1=1, axis2=2))).sum(axis=1)
+    determinant, positive = likelihood.log_determinant(pi)
     share = 1.0 + pi * cavity_variance
     in_cavity = -0.5 * np.log(share) + 0.5 * (2.0 * beta * cavity_mean + beta**2 * cavity_variance - pi * cavity_mean**2) / share
     normal = 0.5 * (np.log(np.where(seen, 1.0, pi)) - LOG_2PI)

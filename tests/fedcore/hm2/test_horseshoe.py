@@ -13,6 +13,8 @@ from fedcore.fit import fit
 from fedcore.hm2.hm2 import Hm2
 from fedcore.hm2.horseshoe import LOG_KAPPA, LOG_SHARES, Horseshoe
 from fedcore.hm2.natural import NaturalParams, natural
+from fedcore.hm2.scale_mixture import variational
+from fedcore.hm2.sited import scale_ratio
 from fedcore.testing import small_fleet
 
 MODEL = Horseshoe()
@@ -78,7 +80,7 @@ def test_against_the_exact_mixture(seed: int, log_lambda: float, n: int, off: fl
 def test_the_outcome_says_what_it_is_not_good_for() -> None:
     outcome = fit(Hm2(prior="horseshoe"), small_fleet(), rounds=30).outcome
     assert outcome.ok
-    assert outcome.message.endswith("means of a device with no more rows than columns may be off by a standard deviation")
+    assert outcome.message.endswith("means of a device whose rows do not tell its columns apart may be off by some standard deviations")
 
 
 @pytest.mark.parametrize("log_lambda", [-1.0, 1.0, 3.0])
@@ -91,3 +93,56 @@ def test_few_rows_are_as_rough_as_the_caution_says(log_lambda: float) -> None:
         assert inner.log_evidence[0, 0] == pytest.approx(evidence, abs=3.0)
         off.append(np.abs((inner.mean[0, 0] - mean) / np.sqrt(variance)).max())
     assert max(off) < 1.0
+
+
+@pytest.mark.parametrize("n", [1, 2, 8, 40])
+@pytest.mark.parametrize("log_lambda", [-1.0, 1.0, 3.0])
+def test_the_variational_bound(n: int, log_lambda: float) -> None:
+    """Below the exact evidence, and means that leave no more unexplained than zeros do."""
+    for seed in range(4):
+        data, phi = device(seed, n, (2.0, 0.0, 0.2)), np.array([log_lambda, np.log(0.09)])[None, None]
+        evidence, mean, variance = exact(data, phi[0, 0])
+        found = variational(MODEL.prepare([data]).rows, np.exp(phi[..., 1]), scale_ratio(phi), LOG_KAPPA, LOG_SHARES)
+        assert found.log_evidence[0, 0] < evidence
+        X, y = data.train
+        assert ((y - X @ found.mean[0, 0]) ** 2).sum() <= (y**2).sum()
+        if n == 40:
+            assert found.log_evidence[0, 0] == pytest.approx(evidence, abs=2.0)
+            tilt = MODEL.tilt(found.cavity_mean[0, 0], found.cavity_variance[0, 0], scale_ratio(phi)[0])
+            assert np.abs((tilt.mean - mean) / np.sqrt(variance)).max() < 0.1
+
+
+def test_the_variational_approximation_at_a_flat_prior_is_ridge() -> None:
+    """With one width the prior is normal, and nothing is approximated."""
+    data = device(0, 2, (2.0, 0.0, 0.2))
+    X, y = data.train
+    noise, scale = np.array([[0.09]]), np.array([[1.5]])
+    found = variational(MODEL.prepare([data]).rows, noise, scale, np.zeros(1), np.zeros(1))
+    covariance = np.linalg.inv(X.T @ X / 0.09 + np.eye(3) / 1.5**2)
+    np.testing.assert_allclose(found.covariance[0, 0], covariance, rtol=1e-9)
+    np.testing.assert_allclose(found.mean[0, 0], covariance @ X.T @ y / 0.09, rtol=1e-9)
+    V = 1.5**2 * X @ X.T + 0.09 * np.eye(2)
+    exact = -0.5 * (y @ np.linalg.solve(V, y) + np.linalg.slogdet(V)[1] + 2 * np.log(2 * np.pi))
+    assert found.log_evidence[0, 0] == pytest.approx(exact)
+
+
+@pytest.mark.parametrize("n", [3, 30])
+@pytest.mark.parametrize("seed", [0, 2])
+def test_columns_that_are_one_another(seed: int, n: int) -> None:
+    """What their coefficients are together is known, and each is within what rows and prior allow."""
+    rng = np.random.default_rng(seed)
+    devices: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for k in range(8):
+        X = rng.standard_normal((n, 4))
+        y = X @ (np.linspace(1.0, 3.0, 4) + rng.standard_normal(4)) + 0.5 * rng.standard_normal(n)
+        X[:, 3] = X[:, 2]
+        devices[f"{k}"] = (X, y)
+    result = fit(Hm2(prior="horseshoe"), devices, rounds=10)
+    assert result.outcome.ok
+    for name, (X, y) in devices.items():
+        theta = result.theta[name]
+        assert ((y - X @ theta) ** 2).sum() <= (y**2).sum()
+        assert abs(theta[2] - theta[3]) < (0.2 if n == 30 else 1.0) * result.posterior[name].sd[2]
+        if n == 30:
+            together = np.linalg.lstsq(X, y)[0][2:].sum()
+            assert abs(theta[2:].sum() - together) < 0.5
