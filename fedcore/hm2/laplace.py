@@ -34,7 +34,7 @@ class Tilt(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """Of exp(-z^2 / 2 + alpha z) on z > 0: log of its integral, mean, variance."""
+    """Of exp(-z^2 / 2 + alpha z) on z > 0: log of its integral in units of its largest value, exp(alpha^2 / 2) or 1; mean, variance."""
 
     log_integral: Floats
     mean: Floats
@@ -56,11 +56,13 @@ def laplace_tilt(mean: Floats, variance: Floats, scale: Floats) -> Tilt:
     away = np.abs(mean) / sd
     sides = _sides(np.stack(np.broadcast_arrays(away - ratio, -away - ratio)))
     (near, far), (near_mean, far_mean), (near_variance, far_variance) = sides
-    odds = near - far
+    peaked = away > ratio  # else the near side, too, falls from zero on
+    odds = near - far + np.where(peaked, 0.5 * (away - ratio) ** 2, 0.0)
     share, rest = (np.asarray(expit(each), dtype=np.float64) for each in (odds, -odds))
     shifted = share * near_mean - rest * far_mean
     spread = share * near_variance + rest * far_variance + share * rest * (near_mean + far_mean) ** 2
-    log_normaliser = near + np.log1p(np.exp(-odds)) - 0.5 * away**2 - 0.5 * LOG_2PI - np.log(2.0 * scale)
+    height = np.where(peaked, ratio * (0.5 * ratio - away), -0.5 * away**2)
+    log_normaliser = near + height + np.log1p(np.exp(-odds)) - 0.5 * LOG_2PI - np.log(2.0 * scale)
     return Tilt(log_normaliser, np.copysign(sd, mean) * shifted, variance * spread)
 
 
@@ -84,8 +86,9 @@ def _sides(alpha: Floats) -> Sides:
     size = np.abs(alpha)
     tail = 0.5 * np.asarray(erfcx(size / ROOT_2), dtype=np.float64)  # exp(alpha^2 / 2) times the normal distribution's tail beyond |alpha|
     square = 0.5 * size**2
-    log_integral = 0.5 * LOG_2PI + np.where(alpha < 0, np.log(tail), square + np.log1p(-tail * np.exp(-square)))
-    inverse = np.exp(-log_integral)
+    bell = np.exp(-square)
+    log_integral = 0.5 * LOG_2PI + np.where(alpha > 0, np.log1p(-tail * bell), np.log(tail))
+    inverse = np.where(alpha > 0, bell, 1.0) * np.exp(-log_integral)
     mean, variance = np.asarray(alpha + inverse), np.asarray(1.0 - (alpha + inverse) * inverse)
     far = np.asarray(alpha < -FAR)
     if far.any():

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from fedcore.hm2.tilted_normal import EPSILON, TINY, Side, Tails, TiltedNormal, moments, tails, tilted_normal
+from fedcore.hm2.laplace import laplace_tilt
+from fedcore.hm2.tilted_normal import EPSILON, TINY, Side, Tails, TiltedNormal, tails, tilted_normal
 from fedcore.rows import Booleans, Floats
 
 Ints = NDArray[np.intp]
@@ -59,7 +60,7 @@ class Mixture:
         shape = (*mean.shape[:-2], mean.shape[-1])
         columns = [_components_last(each) for each in (weight, mean, variance, scale)]
         law = tilted_normal(*columns[1:])
-        found = moments(law)
+        found = laplace_tilt(law.mean, law.sd**2, columns[3])
         center = (columns[0] * found.mean).sum(axis=1)
         spread = (columns[0] * (found.variance + (found.mean - center[:, None]) ** 2)).sum(axis=1)
         return cls(shape, columns[0], law, center, spread)

@@ -1,13 +1,13 @@
-"""Normal distributions tilted by a Laplace prior: density proportional to N(t; m, v) exp(-|t| / b).
+"""Tails of normal distributions tilted by a Laplace prior: density proportional to N(t; m, v) exp(-|t| / b). `laplace` has the moments.
 
 With s^2 = v the distance x = |t| / s from zero has on either side a density proportional to exp(-x^2 / 2 - c x), c = s/b - m/s on the
 right and s/b + m/s on the left: a truncated normal, or nearly an exponential where c is large. Everything here is put together from these
 sides without a difference of nearly equal terms, by Mills' ratio M(c), the integral of exp(-x^2 / 2 - c x) over x > 0. So it holds
-whatever s/b and m/s are; the derivatives of the normaliser in m, the textbook's way to the moments, lose all digits where s/b is large.
+whatever s/b and m/s are.
 
 All functions work element by element on arrays that broadcast.
 
-Sources: Hans (2009), "Bayesian lasso regression", for the distribution; Gautschi (1967) for the continued fraction of Mills' ratio.
+Source: Hans (2009), "Bayesian lasso regression".
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ ROOT_2PI = float(np.sqrt(2.0 * np.pi))
 ROOT_HALF = float(np.sqrt(0.5))
 EPSILON = float(np.finfo(float).eps)
 TINY = 1e-150
-
-FAR, TERMS = 4.0, 40
-"""From this c on the moments of a side come from so many terms of a continued fraction, which is then exact to rounding."""
 
 
 class Side(NamedTuple):
@@ -69,14 +66,6 @@ class TiltedNormal(NamedTuple):
     left: Side
 
 
-class Moments(NamedTuple):
-    """Logarithm of the integral of N(t; m, v) exp(-|t| / b), and mean and variance of the distribution."""
-
-    log_mass: Floats
-    mean: Floats
-    variance: Floats
-
-
 class Tails(NamedTuple):
     """P(T <= t), P(T > t), each accurate also where it is small, and the density at t."""
 
@@ -102,17 +91,6 @@ def tilted_normal(mean: Floats, variance: Floats, scale: Floats) -> TiltedNormal
     return TiltedNormal(
         mean, sd, pull, Side(right.rate, expit(logit), right.norm, right.missing), Side(left.rate, expit(-logit), left.norm, left.missing)
     )
-
-
-def moments(law: TiltedNormal) -> Moments:
-    """Normaliser, mean and variance."""
-    (x_right, v_right), (x_left, v_left) = _distance(law.right), _distance(law.left)
-    p_right, p_left = law.right.mass, law.left.mass
-    mean = law.sd * (p_right * x_right - p_left * x_left)
-    variance = law.sd**2 * (p_right * v_right + p_left * v_left + p_right * p_left * (x_right + x_left) ** 2)
-    shift = law.mean / law.sd
-    log_mass = np.logaddexp(_log_mass(law.right, law.pull, shift), _log_mass(law.left, law.pull, -shift))
-    return Moments(log_mass, mean, variance)
 
 
 def tails(law: TiltedNormal, t: Floats) -> Tails:
@@ -141,27 +119,6 @@ def _side(rate: Floats) -> tuple[Side, Floats]:
     norm = np.where(negative, ROOT_2PI * ndtr(-rate), _mills(np.maximum(rate, 0.0)))
     missing = np.where(negative, ROOT_2PI * ndtr(rate), 0.0)
     return Side(rate, norm, norm, missing), np.log(norm) + 0.5 * np.minimum(rate, 0.0) ** 2
-
-
-def _log_mass(side: Side, pull: Floats, shift: Floats) -> Floats:
-    """log of the integral over one side, with m / s as seen from there."""
-    return np.log(side.norm / ROOT_2PI) + np.where(side.rate < 0, pull * (0.5 * pull - shift), -0.5 * shift**2)
-
-
-def _distance(side: Side) -> tuple[Floats, Floats]:
-    """Mean and variance of x."""
-    hazard = np.asarray(np.exp(-0.5 * np.minimum(side.rate, 0.0) ** 2) / side.norm)  # 1 / M(c)
-    mean = np.asarray(hazard - side.rate)
-    variance = np.asarray(1.0 - mean * hazard)
-    far: Booleans = np.asarray(side.rate > FAR)
-    rate = side.rate[far]
-    # M(c) = 1 / (c + 1 / (c + 2 / (c + 3 / (c + ...)))).
-    q = np.zeros_like(rate)
-    for k in range(TERMS, 2, -1):
-        q = k / (rate + q)
-    mean[far] = 1.0 / (rate + 2.0 / (rate + q))
-    variance[far] = mean[far] ** 2 * ((rate * rate - q * q + 4.0) / (rate + q) ** 2)
-    return mean, variance
 
 
 def _mills(x: Floats) -> Floats:
