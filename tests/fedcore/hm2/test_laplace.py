@@ -27,12 +27,12 @@ def quadrature(mean: float, variance: float, scale: float) -> tuple[float, float
         points = (edges[:-1] + half)[:, None] + half[:, None] * NODES  # from the peak
         z.append(sign * (peak + points.ravel()))
         mass.append((half[:, None] * WEIGHTS * np.exp(-0.5 * points**2 + (alpha - peak) * points)).ravel())
-        height.append(peak * (alpha - 0.5 * peak))
+        height.append(a * (0.5 * a - sign * u) if alpha > 0 else -0.5 * u**2)  # alpha^2 / 2 - u^2 / 2, without its rounding
     top = max(height)
     weights = np.concatenate([each * np.exp(high - top) for each, high in zip(mass, height, strict=True)])
     points, total = np.concatenate(z), weights.sum()
     centre = weights @ points / total
-    log_normaliser = top + np.log(total) - 0.5 * u**2 - 0.5 * np.log(2.0 * np.pi) - np.log(2.0 * scale)
+    log_normaliser = top + np.log(total) - 0.5 * np.log(2.0 * np.pi) - np.log(2.0 * scale)
     return log_normaliser, centre, variance * (weights @ (points - centre) ** 2) / total
 
 
