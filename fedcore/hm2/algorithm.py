@@ -220,10 +220,12 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         found = second.change < self.tolerance and second.skipped <= first.skipped
         better = phase == SECOND and found and second.log_evidence > first.log_evidence
         server = server._replace(which=int(better or (phase == MAIN and server.which)))
-        asked = self.certificate == "on" or (self.certificate == "auto" and len(server.heard) <= FEW and self.hierarchy.CHEAP)
-        if not asked:
+        if not self._asks_certificate(server):
             return server._replace(ended=True)
         return server._replace(phase=self.phases.index(CERTIFICATE), total=(), rounds=0, heard=np.zeros_like(server.heard))
+
+    def _asks_certificate(self, server: Server) -> bool:
+        return self.certificate == "on" or (self.certificate == "auto" and len(server.heard) <= FEW and self.hierarchy.CHEAP)
 
     def _certified(self, server: Server) -> Server:
         """With the certificate once every device was heard, or without where some stay away."""
@@ -270,7 +272,13 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
     def caution(self, server: Server) -> str:
         far = "means of phi are far from where their prior has them: scale features and target so that coefficients are about 1 in size"
         far = far if server.units else f"{far}, or use hyperprior=scaled"
-        return "; ".join(filter(None, (self.hierarchy.CAUTION, far if self._model(server.units).far(server.kept.q) else "")))
+        unchecked = "phi's moments were not checked by importance sampling, since the run has not converged"
+        parts = {
+            self.hierarchy.CAUTION: True,
+            unchecked: not server.ended and self._asks_certificate(server),
+            far: self._model(server.units).far(server.kept.q),
+        }
+        return "; ".join(part for part, holds in parts.items() if part and holds)
 
     def findings(self, server: Server, spec: FleetSpec) -> dict[str, Any]:
         known = moments(server.kept.q).proper and not server.failed

@@ -16,14 +16,11 @@ from flows.cli.shown import conclude, figure
 from flows.config import TrainConfig
 from flows.workspace import Workspace
 
-ROUNDS = 5
-"""The most rounds after a device has come or left. Two are enough for most fleets; the run ends once it has converged."""
-
 REPORTED = ("run_id", "parent", "device", "algorithm", "outcome", "message", "n_train", "a_rmse", "a_rmse_separate")
 
 RunId = Annotated[str, typer.Argument(metavar="RUN_ID", help="A run that has ended.", show_default=False)]
 Device = Annotated[str, typer.Option(help="Id of the device.", show_default=False)]
-Rounds = Annotated[int | None, typer.Option(help=f"The most rounds that the fleet goes on for, {ROUNDS} by default.", show_default=False)]
+Rounds = Annotated[int | None, typer.Option(help="The most rounds that the fleet goes on for, by default the run's.", show_default=False)]
 
 
 def adapt(
@@ -68,7 +65,12 @@ def remove(run: RunId, device: Device, rounds: Rounds = None, as_json: options.A
 
 
 def _next(config: TrainConfig, parent: str, devices: tuple[str, ...], rounds: int | None) -> TrainConfig:
-    update = {"parent": parent, "devices": tuple(sorted(devices)), "rounds": ROUNDS if rounds is None else rounds, "participation": 1.0}
+    update = {
+        "parent": parent,
+        "devices": tuple(sorted(devices)),
+        "rounds": config.rounds if rounds is None else rounds,
+        "participation": 1.0,
+    }
     return config.model_copy(update=update)
 
 

@@ -108,3 +108,12 @@ def test_damping_leads_to_the_same() -> None:
     whole = Hm2(sigma=0.05)
     one, other = (moments(fit(each, devices, rounds=200).server.approximation.q) for each in (whole, replace(whole, damping=0.5)))
     assert (np.abs(one.mean - other.mean) / np.sqrt(np.diagonal(one.covariance))).max() < 0.005
+
+
+def test_a_certificate_that_could_not_be_taken_is_named() -> None:
+    few, _, _ = fitted("hard_n_less_d", Hm2(sigma=0.5), rounds=2)
+    assert few.outcome.name == "completed"
+    assert "were not checked by importance sampling" in few.outcome.message
+    for certificate in ("auto", "off"):
+        enough, _, _ = fitted("hard_n_less_d", Hm2(sigma=0.5, certificate=certificate))
+        assert "were not checked" not in enough.outcome.message
