@@ -47,8 +47,9 @@ SECOND_ROUNDS = 50
 
 UNITS, SITES, MAIN, SECOND, CERTIFICATE = "units", "sites", "main", "second", "certificate"
 
-FEW = 30
-"""Fleets of at most so many devices are given a certificate where it is neither asked for nor refused."""
+FEW, FEW_NUMBERS = 30, 60
+"""Fleets of at most so many devices, with at most so many numbers in phi, are given a certificate where it is neither asked for nor
+refused. In more dimensions 4000 draws have too few near the posterior to say anything."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         standard deviation, and change no standard deviation by more.
     certificate
         Whether to check phi's posterior by importance sampling, and to mend it: "on", "off", or "auto", in fleets of at most 30 devices
-        with a gaussian or isotropic prior. It takes one more round in which every device answers.
+        with a gaussian or isotropic prior and at most 60 numbers in phi. It takes one more round in which every device answers.
     hyperprior
         What phi's prior is stated in: "paper", in the units of the data, as the paper has it, where coefficients are about 1 in size; or
         "scaled", in units of the fleet's own, the root mean squares of target and columns, which are summed in a round before the others.
@@ -225,7 +226,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         return server._replace(phase=self.phases.index(CERTIFICATE), total=(), rounds=0, heard=np.zeros_like(server.heard))
 
     def _asks_certificate(self, server: Server) -> bool:
-        return self.certificate == "on" or (self.certificate == "auto" and len(server.heard) <= FEW and self.hierarchy.CHEAP)
+        few = len(server.heard) <= FEW and len(server.approximation.q.shift) <= FEW_NUMBERS
+        return self.certificate == "on" or (self.certificate == "auto" and few and self.hierarchy.CHEAP)
 
     def _certified(self, server: Server) -> Server:
         """With the certificate once every device was heard, or without where some stay away."""

@@ -29,6 +29,12 @@ NOISE_NODES, NOISE_WEIGHTS = hermegauss(15)
 """Where sigma is not known, a quarter of these at each node of a rule for s: few rows leave s a heavy tail, which points that are spread
 over all dimensions do not fill."""
 
+MOST_AXES = 40
+"""Of t, up to which s has a rule of its own: the points that fill so many dimensions, at each of its nodes, would be too many."""
+
+BLOCK = 2**22
+"""Largest number of entries of matrices that components are found for at once."""
+
 LEAST_WEIGHT = 1e-6
 """Components with less are left out."""
 
@@ -61,7 +67,9 @@ def normal_rule(dimensions: int, components: int) -> tuple[Floats, Floats]:
 
 @cache
 def product_rule(axes: int) -> tuple[Floats, Floats]:
-    """Of a Gauss-Hermite rule in the first dimension, and the rule above in all others."""
+    """Of a Gauss-Hermite rule in the first dimension, and the rule above in all others; in many dimensions the rule above in all."""
+    if axes > MOST_AXES:
+        return normal_rule(axes + 1, COMPONENTS)
     points, log_weight = normal_rule(axes, COMPONENTS // 4)
     repeated = np.repeat(np.column_stack([NOISE_NODES, np.log(NOISE_WEIGHTS / NOISE_WEIGHTS.sum())]), len(points), axis=0)
     J = len(NOISE_NODES)
@@ -92,25 +100,34 @@ def mixture(rows: Compressed, cavity: Cavity, mean: Floats, covariance: Floats, 
     values[:, order] += points @ factor[0].T
     t, s = np.ascontiguousarray(values[:, :axes]), values[:, axes].copy()
 
-    given = cavity.given(s[None], d)
-    offset = t - given.t
-    spread = given.C + np.exp(t @ each.T)[:, :, None] * np.eye(d)
-    root, sound = cholesky(spread)
-    prior_mean = given.mu + product(given.G, offset)
-    found = expected(rows, prior_mean, root, np.exp(s))
-    log_weight = log_weight + found.log_likelihood + given.log_density(offset) + 0.5 * (points**2).sum(axis=1)
+    size = max(1, BLOCK // d**2)
+    blocks = (slice(start, start + size) for start in range(0, len(s), size))
+    parts = zip(*(_components(rows, cavity, t[block], s[block], each) for block in blocks), strict=True)
+    log_density, centre, spread = (np.concatenate(part) for part in parts)
+    log_weight = log_weight + log_density + 0.5 * (points**2).sum(axis=1)
     if not known:
         log_weight -= 0.5 * (s - cavity.noise_mean) ** 2 / cavity.noise_variance
-    centre = prior_mean + found.b
-    sound &= _finite(centre) & _finite(found.covariance.reshape(len(s), -1)) & np.isfinite(log_weight)
+    sound = _finite(centre) & _finite(spread.reshape(len(s), -1)) & np.isfinite(log_weight)
     log_weight = np.where(sound, log_weight, -np.inf) if sound.any() else np.zeros(len(s))
     weight = np.exp(log_weight - log_weight.max())
     kept = weight > LEAST_WEIGHT * weight.sum()
-    weight, centre, spread, s = weight[kept] / weight[kept].sum(), centre[kept], found.covariance[kept], s[kept]
+    weight, centre, spread, s = weight[kept] / weight[kept].sum(), centre[kept], spread[kept], s[kept]
     variance = np.ascontiguousarray(np.diagonal(spread, axis1=1, axis2=2))
     shape = centre.shape
     marginals = Marginals(np.broadcast_to(weight[:, None], shape).copy(), centre, variance, np.full(shape, np.inf))
     return Coefficients(marginals, Joint(weight, centre, spread, np.exp(s)))
+
+
+def _components(rows: Compressed, cavity: Cavity, t: Floats, s: Floats, each: Floats) -> tuple[Floats, Floats, Floats]:
+    """log density of rows and t, and mean and covariance of the coefficients, at each of J values; NaN where there is none."""
+    d = len(each)
+    given = cavity.given(s[None], d)
+    offset = t - given.t
+    root, sound = cholesky(given.C + np.exp(t @ each.T)[:, :, None] * np.eye(d))
+    prior_mean = given.mu + product(given.G, offset)
+    found = expected(rows, prior_mean, root, np.exp(s))
+    log_density = found.log_likelihood + given.log_density(offset)
+    return np.where(sound, log_density, np.nan), prior_mean + found.b, found.covariance
 
 
 def _finite(array: Floats) -> Booleans:

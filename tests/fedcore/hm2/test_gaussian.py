@@ -12,6 +12,7 @@ from scipy.integrate import quad
 from scipy.stats import multivariate_normal
 
 from fedcore import DeviceData, Misuse
+from fedcore.hm2 import nodes
 from fedcore.hm2.coefficients import Joint
 from fedcore.hm2.gaussian import Gaussian
 from fedcore.hm2.hierarchy import Tilted
@@ -400,3 +401,31 @@ def test_blocks_and_prior() -> None:
     found = moments(Gaussian(mu_mean=1.0, mu_sd=2.0, log_tau_mean=-1.0).prior(2))
     assert np.allclose(found.mean, [1.0, 1.0, -1.0, -1.0, 0.0])
     assert np.allclose(found.covariance.diagonal(), [4.0, 4.0, 1.0, 1.0, 9.0])
+
+
+def test_coefficients_in_blocks_are_those_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Gaussian()
+    private, prior = model.prepare(awkward(0, 3)[:1]), model.prior(3)
+    cavity = NaturalParams(prior.shift[None], prior.precision[None])
+    (whole,) = model.coefficients(private, prior, cavity)
+    monkeypatch.setattr(nodes, "BLOCK", 100)
+    assert same(whole, model.coefficients(private, prior, cavity)[0])
+
+
+def test_coefficients_of_many_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points that are spread over t and s together, as there are more than 40 of t, agree with those that have a rule for s."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((80, 45))
+    y = X @ rng.standard_normal(45) + 0.5 * rng.standard_normal(80)
+    model = Gaussian()
+    private, prior = model.prepare([DeviceData.of(X, y)]), model.prior(45)
+    cavity = NaturalParams(prior.shift[None], prior.precision[None])
+    (found,) = model.coefficients(private, prior, cavity)
+    assert len(found.joint.weight) < 200
+    nodes.product_rule.cache_clear()
+    monkeypatch.setattr(nodes, "MOST_AXES", 50)
+    (expected,) = model.coefficients(private, prior, cavity)
+    nodes.product_rule.cache_clear()
+    assert len(expected.joint.weight) > 1000
+    assert (np.abs(found.mean - expected.mean) < 0.1 * expected.sd).all()
+    np.testing.assert_allclose(found.sd, expected.sd, rtol=0.1)
