@@ -1,0 +1,57 @@
+"""How far a device's rows have moved away from a model that was trained before: figures that are computed on the device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedcore.compression import compress
+from fedcore.rows import DeviceData, Floats, Rows
+
+
+class Drift(NamedTuple):
+    """What a device tells.
+
+    Attributes
+    ----------
+    n
+        Number of held-out rows; 0 where there are too few to tell of.
+    mean, rms
+        Of the standardised residuals of these rows: what the model leaves of them, in standard deviations of the device's own noise. A
+        model that still holds has a mean about 0 and an rms about 1, or a little above as coefficients are estimates. NaN without rows,
+        and without a noise.
+    move
+        See `Algorithm.moved`; NaN where there is none.
+    """
+
+    n: int
+    mean: float
+    rms: float
+    move: float
+
+
+def residual_drift(theta: Floats, data: DeviceData, rows: Rows, move: float | None = None) -> Drift:
+    """A device's drift from coefficients.
+
+    The noise is that of the device's own least squares on its training rows of now, so that what changes alike in all its rows counts
+    in full, and what changes within the training rows counts less.
+
+    Parameters
+    ----------
+    theta
+        Of the model, shape (d,).
+    data
+        The device's rows of now.
+    rows
+        Those of them that may be told of.
+    move
+        How far they would move what the fleet has learned.
+    """
+    own, moved = compress([data]), np.nan if move is None else move
+    freedom, rss = float(np.asarray(own.freedom)[0]), float(np.asarray(own.rss)[0])
+    if not rows.n or freedom <= 0 or rss <= 0:
+        return Drift(rows.n, np.nan, np.nan, moved)
+    with np.errstate(over="ignore", invalid="ignore"):
+        residual = (rows.y - rows.X @ theta) / np.sqrt(rss / freedom)
+        return Drift(rows.n, float(residual.mean()), float(np.sqrt(residual @ residual / rows.n)), moved)
