@@ -6,8 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scipy.special import fdtrc
+
 from fedcore.compression import compress
 from fedcore.rows import DeviceData, Floats, Rows
+
+CHANCE = 0.01
+"""The probability with which some device of a fleet may seem to have drifted by chance alone: of its few rows, or few degrees of freedom."""
 
 
 class Drift(NamedTuple):
@@ -21,6 +26,8 @@ class Drift(NamedTuple):
         Of the standardised residuals of these rows: what the model leaves of them, in standard deviations of the device's own noise. A
         model that still holds has a mean about 0 and an rms about 1, or a little above as coefficients are estimates. NaN without rows,
         and without a noise.
+    freedom
+        The residual degrees of freedom that this noise is known by.
     move
         See `Algorithm.moved`; NaN where there is none.
     """
@@ -28,7 +35,24 @@ class Drift(NamedTuple):
     n: int
     mean: float
     rms: float
+    freedom: float
     move: float
+
+    def exceeds(self, rms: float, move: float, devices: int) -> bool:
+        """Whether the device has drifted.
+
+        Parameters
+        ----------
+        rms
+            The limit of `rms`. It has to be exceeded by more than chance explains too, by the F test of rms^2 at the level `CHANCE` over
+            all devices; for coefficients that are known exactly, so that the limit has to leave room for how well they are known.
+        move
+            The limit of `move`, in nats.
+        devices
+            How many devices are looked at.
+        """
+        sure = self.rms > rms and float(fdtrc(self.n, self.freedom, self.rms**2)) * devices < CHANCE
+        return sure or self.move > move
 
 
 def residual_drift(theta: Floats, data: DeviceData, rows: Rows, move: float | None = None) -> Drift:
@@ -51,7 +75,7 @@ def residual_drift(theta: Floats, data: DeviceData, rows: Rows, move: float | No
     own, moved = compress([data]), np.nan if move is None else move
     freedom, rss = float(np.asarray(own.freedom)[0]), float(np.asarray(own.rss)[0])
     if not rows.n or freedom <= 0 or rss <= 0:
-        return Drift(rows.n, np.nan, np.nan, moved)
+        return Drift(rows.n, np.nan, np.nan, freedom, moved)
     with np.errstate(over="ignore", invalid="ignore"):
         residual = (rows.y - rows.X @ theta) / np.sqrt(rss / freedom)
-        return Drift(rows.n, float(residual.mean()), float(np.sqrt(residual @ residual / rows.n)), moved)
+        return Drift(rows.n, float(residual.mean()), float(np.sqrt(residual @ residual / rows.n)), freedom, moved)

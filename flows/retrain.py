@@ -52,7 +52,8 @@ class RetrainConfig(RunConfig):
     only_if_drifted
         Leave it at that where no device has drifted from the champion and the fleet is the champion's.
     drift
-        A device has drifted where the rms of its standardised residuals is above this, in standard deviations of its noise,
+        A device has drifted where the rms of its standardised residuals is above this, in standard deviations of its noise, and by more
+        than chance explains (see `fedcore.drift.Drift.exceeds`),
     drift_move
         or where its rows would move what the fleet has learned by more than this, in nats; see `Algorithm.moved`.
     """
@@ -162,7 +163,7 @@ def retrain(config: RetrainConfig | None = None, run_id: str | None = None) -> S
 
 def _ring(run: Run[RetrainConfig], champion: Version | None, dataset: Dataset) -> Ring:
     if champion is None:
-        return Ring(None, None, "there is no champion")
+        return Ring(None, None, "")
     parent = Parent.open(run.workspace, champion.run_id)
     try:
         return Ring(parent, parent.prepared(dataset), "")
@@ -180,7 +181,7 @@ def _challenger(run: Run[RetrainConfig], ring: Ring) -> tuple[TrainConfig, str]:
     anew = TrainConfig(**shared, algorithm=algorithm, options=options)
     made = anew.build_algorithm()
     if ring.champion is None or ring.before is None:
-        return anew, ring.apart
+        return anew, ring.apart if ring.champion else ""
     if made != ring.champion.config.build_algorithm():
         return anew, "algorithm or options are not the champion's"
     return anew.model_copy(update={"parent": ring.champion.folder.run_id}), ""
@@ -260,7 +261,7 @@ class _Retraining:
         told = fleet.ask(device_drift, ids, [theta[each] for each in ids], champion.earlier(ids), list(champion.broadcasts(ids)))
         self._count(fleet, "drift")
         limit, move = self.run.config.drift, self.run.config.drift_move
-        drifts = Drifts(told, [device for device, drift in told.items() if drift.rms > limit or drift.move > move])
+        drifts = Drifts(told, [device for device, drift in told.items() if drift.exceeds(limit, move, len(told))])
         self.figures |= drifts.figures()
         for name in ("mean", "rms", "move"):
             self.columns[f"drift_{name}"] = {device: finite(getattr(drift, name)) for device, drift in told.items()}
@@ -288,7 +289,7 @@ class _Retraining:
         if self.trained.exists:
             result = self._result()
             if not (result and result["tracked"] and result["outcome"] != "quorum_lost"):
-                train(None, run_id=self.trained.run_id, return_state=True)
+                self._run_train(None)
                 result = self._result()
         else:
             failure = self._trained(config)
@@ -307,11 +308,15 @@ class _Retraining:
 
     def _trained(self, config: TrainConfig) -> FedlinError | None:
         """Train the challenger; returns why it was refused before it began."""
-        state = train(config, run_id=self.trained.run_id, return_state=True)
+        state = self._run_train(config)
         if self.trained.exists:
             return None
         found = state.result(raise_on_failure=False)
         return found if isinstance(found, FedlinError) else FedlinError(f"the challenger could not be trained ({type(found).__name__})")
+
+    def _run_train(self, config: TrainConfig | None) -> State[Any]:
+        self.task_runs += 1  # Prefect keeps a flow within a flow as a task of the outer one too
+        return train(config, run_id=self.trained.run_id, return_state=True)
 
     def _result(self) -> dict[str, Any] | None:
         return self.trained.read_json("result.json") if is_file(self.trained.path / "result.json") else None

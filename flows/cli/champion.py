@@ -6,7 +6,6 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from flows.cli import options
 from flows.cli.shown import console, figure
@@ -26,16 +25,12 @@ def champion(dataset: Dataset, target: options.Target = None, as_json: options.A
         print(json.dumps({"model": registry.name, **known, "decisions": [each._asdict() for each in decisions]}), flush=True)
         return
     out = console()
-    if decisions:
-        table = Table("when", "decision", "champion", "version", "A-RMSE", "p", "who", "why")
-        for each in decisions:
-            p = each.figures.get("p")
-            before, after = (figure(each.figures.get(name)) for name in ("a_rmse_champion", "a_rmse"))
-            scores = f"{before} → {after}" if each.figures.get("devices_paired") else "-"
-            versions = ("-" if number is None else str(number) for number in (each.champion, each.version))
-            shown_p = f"{p:.2g}" if p is not None and each.figures.get("devices_paired") else "-"
-            table.add_row(each.when, each.decision, *versions, scores, shown_p, each.who, each.why)
-        out.print(table)
+    for each in decisions:
+        about = f" version {each.version}" if each.version else ""
+        before = f", champion was version {each.champion}" if each.champion else ""
+        scores = tuple(figure(each.figures.get(name)) for name in ("a_rmse_champion", "a_rmse"))
+        told = f" (A-RMSE {scores[0]} to {scores[1]}, p = {each.figures['p']:.2g})" if each.figures.get("devices_paired") else ""
+        out.print(f"{each.when} {each.decision}{about} by {each.who}{before}: {each.why}{told}", soft_wrap=True)
     if current:
         out.print(f"the champion of {registry.name} is version {current.number}, trained by run {current.run_id}")
     else:
