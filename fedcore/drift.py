@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-
 from scipy.special import fdtrc
 
 from fedcore.compression import compress
 from fedcore.rows import DeviceData, Floats, Rows
 
 CHANCE = 0.01
-"""The probability with which some device of a fleet may seem to have drifted by chance alone: of its few rows, or few degrees of freedom."""
+"""The probability with which some device of a fleet may seem to have drifted by chance alone, with few rows."""
 
 
 class Drift(NamedTuple):

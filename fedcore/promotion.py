@@ -69,7 +69,7 @@ def _p(difference: Floats) -> float:
     if len(told) > ENUMERATED:
         from scipy.stats import wilcoxon  # imported here: it takes a second, and most runs have no contest
 
-        return float(wilcoxon(told, alternative="less", method="asymptotic").pvalue)
+        return float(wilcoxon(told, alternative="less").pvalue)
     _, place, equal = np.unique(np.abs(told), return_inverse=True, return_counts=True)
     ranks = (2 * np.cumsum(equal) - equal + 1)[place]  # twice the mean rank of equals, a whole number
     chance = np.zeros(int(ranks.sum()) + 1)  # by the sum of the ranks of positive differences, each of which is as likely negative
