@@ -184,6 +184,8 @@ def test_a_better_challenger_has_to_be_past_the_margin(kept: Path, fleet: Callab
     assert sure["message"].endswith("p = 0.031 against 0.01, and 5 devices cannot give less than 0.031")
     assert run(home, "enough", {"dataset": "small"})["outcome"] == "promoted"
     assert champion(home) == 4
+    again = run(home, "again", {"dataset": "small", "rounds": 2})
+    assert (again["outcome"], again["start"], champion(home)) == ("kept", "warm", 4)
 
 
 def test_a_registry_that_goes_away_leaves_the_champion_and_is_caught_up_with(
