@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,9 @@ from fedcore.rows import DeviceData, Floats, Rows
 
 CHANCE = 0.01
 """The probability with which some device of a fleet may seem to have drifted by chance alone, with few rows."""
+
+FEWEST = 5
+"""The fewest devices of which a median says something of the fleet."""
 
 
 class Drift(NamedTuple):
@@ -52,6 +56,13 @@ class Drift(NamedTuple):
         """
         sure = self.rms > rms and float(fdtrc(self.n, self.freedom, self.rms**2)) * devices < CHANCE
         return sure or self.move > move
+
+
+def median_rms(drifts: Iterable[Drift]) -> float:
+    """Of the devices that have one, NaN where these are fewer than `FEWEST`: devices with few rows may each be within chance while all
+    of them drift."""
+    known = [drift.rms for drift in drifts if np.isfinite(drift.rms)]
+    return float(np.median(known)) if len(known) >= FEWEST else np.nan
 
 
 def residual_drift(theta: Floats, data: DeviceData, rows: Rows, move: float | None = None) -> Drift:

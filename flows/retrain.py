@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -14,8 +14,9 @@ from pydantic import Field
 from fedcore.algorithm import Outcome
 from fedcore.data import Dataset
 from fedcore.data.places import is_file, make_folder, read_file, write_durably
-from fedcore.drift import Drift
+from fedcore.drift import Drift, median_rms
 from fedcore.errors import FedlinError, Misuse
+from fedcore.messages import nbytes
 from fedcore.metrics import Score
 from fedcore.promotion import Contest, contest, refusal
 from flows.champions import FILE, Trained, carry_out, decide, decided, open_registry
@@ -32,8 +33,8 @@ from tasks.retrain import device_contest, device_drift
 from tasks.tables import write_parquet
 from tasks.tracking.registry import Registry, Version
 
-AWAY = "registry_away"
-"""The outcome of a run whose decision waits for the registry."""
+AWAY, REFUSED = "registry_away", "refused"
+"""Outcomes of a run whose decision waits for the registry, and of one whose challenger could not be trained; both may go on."""
 
 
 class RetrainConfig(RunConfig):
@@ -53,9 +54,9 @@ class RetrainConfig(RunConfig):
         Leave it at that where no device has drifted from the champion and the fleet is the champion's.
     drift
         A device has drifted where the rms of its standardised residuals is above this, in standard deviations of its noise, and by more
-        than chance explains (see `fedcore.drift.Drift.exceeds`),
+        than chance explains (see `fedcore.drift.Drift.exceeds`); the fleet has where the median of it is.
     drift_move
-        or where its rows would move what the fleet has learned by more than this, in nats; see `Algorithm.moved`.
+        A device has drifted too where its rows would move what the fleet has learned by more than this, in nats; see `Algorithm.moved`.
     """
 
     COMMAND: ClassVar[str] = "retrain"
@@ -74,10 +75,11 @@ class RetrainConfig(RunConfig):
 
 
 class Drifts(NamedTuple):
-    """What devices say of their drift: by id, and which of them have drifted."""
+    """What devices say of their drift: by id; which of them have drifted, and whether the fleet as a whole has."""
 
     told: dict[str, Drift]
     drifted: list[str]
+    whole: bool
 
     @property
     def measured(self) -> list[str]:
@@ -91,12 +93,13 @@ class Drifts(NamedTuple):
         move = [drift.move for drift in self.told.values() if np.isfinite(drift.move)]
         return {
             "drift_devices": len(self.measured),
-            "drift_rms_median": finite(float(np.median(list(rms.values())))) if rms else None,
+            "drift_rms_median": finite(median_rms(self.told.values())),
             "drift_rms_largest": max(rms.values()) if rms else None,
             "drift_rms_device": max(rms, key=lambda device: rms[device]) if rms else None,
             "drift_mean_largest": max(shift) if shift else None,
             "drift_move_largest": max(move) if move else None,
             "devices_drifted": len(self.drifted),
+            "fleet_drifted": self.whole,
         }
 
 
@@ -138,7 +141,7 @@ def retrain(config: RetrainConfig | None = None, run_id: str | None = None) -> S
     -------
     State
         Completed where the challenger was promoted, or the champion kept; Failed where there was no usable challenger, or no registry to
-        promote it in. The figures are in `runs/<run_id>/result.json`, the decision in `decision.json`.
+        decide in. The figures are in `runs/<run_id>/result.json`, the decision in `decision.json`.
 
     Raises
     ------
@@ -197,6 +200,7 @@ class _Retraining:
         self.champion = champion
         self.ring = ring
         self.task_runs = 0
+        self.sent = {"uplink_bytes": 0, "downlink_bytes": 0}
         self.trained = RunFolder(run.workspace.runs / f"{run.folder.run_id}-challenger")
         self.figures: dict[str, Any] = {"champion": champion.number if champion else None, "version": None}
         self.columns: dict[str, dict[str, Any]] = {}
@@ -205,18 +209,22 @@ class _Retraining:
         """Take all steps, and say how it ended."""
         outcome, result = self._outcome()
         self._write_results()
-        complete = {"rounds": 0, "round_s": None, "uplink_bytes": 0, "downlink_bytes": 0, "devices_missing": [], **result, **self.figures}
+        complete = {"rounds": 0, "round_s": None, "devices_missing": [], **result, **self.figures}
+        complete |= {way: size + result.get(way, 0) for way, size in self.sent.items()}
         return self.run.end(outcome, complete, uploads=True, task_runs=self.task_runs, earlier=0.0)
 
     def _outcome(self) -> tuple[Outcome, dict[str, Any]]:
-        decision, result = decided(self.run.folder), {}
+        decision = decided(self.run.folder)
         if decision and decision.decision == SKIPPED:
-            return self._carried_out(decision, None), result
+            return self._carried_out(decision, None), {}
         if decision is None:
             drifts = self._drifts()
             if why := self._calm(drifts):
-                return self._carried_out(self._decide(SKIPPED, why), None), result
-        result = self._train()
+                return self._carried_out(self._decide(SKIPPED, why), None), {}
+        try:
+            result = self._train()
+        except FedlinError as error:
+            return Outcome(REFUSED, f"the challenger could not be trained, and the champion stays: {error}", ok=False), {}
         told = {name: result[name] for name in ("rounds", "round_s", "uplink_bytes", "downlink_bytes", "devices_missing")}
         if result["outcome"] == "quorum_lost":
             return Outcome("quorum_lost", f"the challenger's {result['message']}", ok=False), told
@@ -248,7 +256,7 @@ class _Retraining:
         """What the devices that the champion knows say of their drift."""
         champion, before = self.ring.champion, self.ring.before
         if champion is None or before is None:
-            return Drifts({}, [])
+            return Drifts({}, [], whole=False)
         theta = champion.coefficients
         ids = [device for device in before.device_ids if device in theta]
         self.figures |= {
@@ -256,12 +264,14 @@ class _Retraining:
             "devices_gone": len(set(champion.device_ids) - set(before.device_ids)),
         }
         if not ids:
-            return Drifts({}, [])
+            return Drifts({}, [], whole=False)
         fleet = self._fleet(before, champion, ids)
-        told = fleet.ask(device_drift, ids, [theta[each] for each in ids], champion.earlier(ids), list(champion.broadcasts(ids)))
-        self._count(fleet, "drift")
+        thetas, downs = [theta[each] for each in ids], list(champion.broadcasts(ids))
+        told = fleet.ask(device_drift, ids, thetas, champion.earlier(ids), downs)
+        self._count(fleet, "drift", told, (thetas, downs))
         limit, move = self.run.config.drift, self.run.config.drift_move
-        drifts = Drifts(told, [device for device, drift in told.items() if drift.exceeds(limit, move, len(told))])
+        drifted = [device for device, drift in told.items() if drift.exceeds(limit, move, len(told))]
+        drifts = Drifts(told, drifted, whole=median_rms(told.values()) > limit)
         self.figures |= drifts.figures()
         for name in ("mean", "rms", "move"):
             self.columns[f"drift_{name}"] = {device: finite(getattr(drift, name)) for device, drift in told.items()}
@@ -273,15 +283,16 @@ class _Retraining:
         if not asked.only_if_drifted or self.ring.before is None or self.figures["devices_new"] or self.figures["devices_gone"]:
             return ""
         K = len(self.dataset.device_ids)
-        if drifts.drifted or not drifts.measured or len(drifts.measured) < asked.quorum * K:
+        if drifts.drifted or drifts.whole or not drifts.measured or len(drifts.measured) < asked.quorum * K:
             return ""
         figures = drifts.figures()
-        parts = []
+        parts: list[str] = []
         if (rms := figures["drift_rms_largest"]) is not None:
-            parts.append(f"the largest rms of standardised residuals is {rms:.3g}, and the limit {asked.drift:g}")
+            within = "no more than few rows explain" if rms > asked.drift else f"below {asked.drift:g}"
+            parts.append(f"the largest rms of standardised residuals is {rms:.3g}, {within}")
         if (move := figures["drift_move_largest"]) is not None:
-            parts.append(f"the largest move {move:.3g} nats, and the limit {asked.drift_move:g}")
-        return f"none of {len(drifts.measured)} devices has drifted, {'; '.join(parts)}"
+            parts.append(f"the largest move is {move:.3g} nats, below {asked.drift_move:g}")
+        return f"none of {len(drifts.measured)} devices has drifted, {' and '.join(parts)}"
 
     def _train(self) -> dict[str, Any]:
         """The challenger's result; a run that has begun goes on, and one that has ended is not run again."""
@@ -332,9 +343,9 @@ class _Retraining:
         scores: dict[str, tuple[Score, Score]] = {}
         if ids:
             fleet = self._fleet(challenger.prepared(self.dataset), challenger, challenger.device_ids)
-            thetas = ([each[device] for device in ids] for each in (theirs, ours))
+            thetas = [[each[device] for device in ids] for each in (theirs, ours)]
             scores = fleet.ask(device_contest, ids, unmapped(before), *thetas)
-            self._count(fleet, "scores")
+            self._count(fleet, "scores", scores, thetas)
             if why := fleet.schedule.lost(len(scores), len(ids)):
                 message = f"only {len(scores)} of {len(ids)} devices could score champion and challenger, {why}"
                 return Outcome("quorum_lost", f"{message}: see why devices fail, then resume the run", ok=False)
@@ -396,8 +407,10 @@ class _Retraining:
         whole = self.run.config.model_copy(update={"participation": 1.0})  # nobody is drawn here
         return Fleet(self.run.folder.run_id, whole, dataset, parent.config.build_algorithm(), ids)
 
-    def _count(self, fleet: Fleet, what: str) -> None:
+    def _count(self, fleet: Fleet, what: str, told: Mapping[str, object], asked: object) -> None:
         self.task_runs += fleet.task_runs
+        self.sent["uplink_bytes"] += nbytes(list(told.values()))
+        self.sent["downlink_bytes"] += nbytes(asked)
         for reason in list(fleet.silent.values())[:SHOWN]:
             say(f"no {what}, {reason}")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-UNFINISHED = ("quorum_lost", "registry_away")
+UNFINISHED = ("quorum_lost", "registry_away", "refused")
 """Outcomes after which a run may go on."""
 
 

@@ -38,6 +38,7 @@ REPORTED = (
     "devices_new",
     "devices_gone",
     "devices_drifted",
+    "fleet_drifted",
     "drift_devices",
     "drift_rms_median",
     "drift_rms_largest",
@@ -117,7 +118,8 @@ def _show(out: Console, result: Mapping[str, Any]) -> None:
         rms, move = result["drift_rms_largest"], result["drift_move_largest"]
         largest = "" if rms is None else f", largest rms {figure(rms)} (device {result['drift_rms_device']})"
         largest += "" if move is None else f", largest move {figure(move)} nats"
-        out.print(f"drifted: {result['devices_drifted']} of {result['drift_devices']} devices{largest}")
+        fleet = ", and the fleet as a whole" if result["fleet_drifted"] else ""
+        out.print(f"drifted: {result['devices_drifted']} of {result['drift_devices']} devices{fleet}{largest}")
     if result.get("devices_paired"):
         table = Table("RMSE on the devices' test rows", "champion", "challenger", "change", "p")
         before, after = result["a_rmse_champion"], result["a_rmse"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedcore.drift import CHANCE, Drift, residual_drift
+from fedcore.drift import CHANCE, Drift, median_rms, residual_drift
 from fedcore.rows import DeviceData, Rows
 
 
@@ -65,3 +65,13 @@ def test_chance_alone_makes_a_fleet_drift_as_rarely_as_it_says() -> None:
         found = [device(8, 5, seed=20 * fleet + k) for k in range(20)]
         fleets += any(residual_drift(theta, data, data.test).exceeds(1.0, 1.0, 20) for data, theta in found)
     assert fleets <= 300 * CHANCE + 3 * np.sqrt(300 * CHANCE)
+
+
+def test_a_fleet_drifts_where_no_device_is_sure() -> None:
+    """Devices of 8 rows and 3 test rows that have all moved by three standard deviations, and that have not."""
+    for shift, drifts in ((3.0, True), (0.0, False)):
+        found = [residual_drift(theta, data, data.test) for data, theta in (device(8, 3, shift, seed=k) for k in range(40))]
+        assert sum(each.exceeds(2.0, 1.0, 40) for each in found) < 20
+        assert (median_rms(found) > 2.0) == drifts
+    assert np.isnan(median_rms(found[:4]))
+    assert np.isnan(median_rms([*found[:4], Drift(0, np.nan, np.nan, 1.0, np.nan)]))

@@ -102,6 +102,7 @@ def test_from_the_first_champion_to_a_rollback(
     # The same data: nothing has drifted, and with the question left out the challenger is as good, and not better.
     calm = run(home, "calm", {"dataset": "small", "only_if_drifted": True})
     assert (calm["outcome"], calm["ok"], calm["devices_drifted"], calm["drift_devices"]) == ("skipped", True, 0, 5)
+    assert calm["uplink_bytes"] == 5 * 5 * 8  # five scalars a device
     assert calm["drift_move_largest"] < 1e-3
     assert not (home / "runs/calm-challenger").exists()
     same = run(home, "same", {"dataset": "small", "rounds": 3})
@@ -248,6 +249,22 @@ def test_a_challenger_without_a_usable_result_is_no_version(kept: Path, fleet: C
     decisions = open_registry(Workspace(home), "small").decisions()
     assert [(each.decision, each.version) for each in decisions] == [("promoted", 1), ("kept", None)]
     assert decisions[1].why == "the challenger ended without a usable result (diverged)"
+
+
+def test_a_challenger_that_cannot_be_trained_is_an_outcome_and_can_be_gone_on_with(kept: Path, fleet: Callable[..., Dataset]) -> None:
+    home, dataset = kept, fleet()
+    run(home, "one", FIRST)
+    part = dataset.path / "device=d/part-0.parquet"
+    sound = part.read_bytes()
+    part.write_bytes(sound[:100])
+    result = run(home, "two", {"dataset": "small", "rounds": 3})
+    assert (result["outcome"], result["ok"], result["version"], result["drift_devices"]) == ("refused", False, None, 4)
+    assert "the challenger could not be trained, and the champion stays: 1 of 5 devices cannot take part: device=d" in result["message"]
+    assert MlflowClient(f"sqlite:///{home}/mlflow.db").get_run(result["mlflow_run_id"]).info.status == "FAILED"
+    assert not (home / "runs/two/decision.json").exists()
+    part.write_bytes(sound)
+    assert run(home, "two", None)["outcome"] == "kept"
+    assert champion(home) == 1
 
 
 def test_another_design_cannot_be_compared_and_is_for_a_person(kept: Path, fleet: Callable[..., Dataset]) -> None:
