@@ -29,7 +29,7 @@ def champion(dataset: Dataset, target: options.Target = None, as_json: options.A
         about = f" version {each.version}" if each.version else ""
         before = f", champion was version {each.champion}" if each.champion else ""
         scores = tuple(figure(each.figures.get(name)) for name in ("a_rmse_champion", "a_rmse"))
-        told = f" (A-RMSE {scores[0]} to {scores[1]}, p = {each.figures['p']:.2g})" if each.figures.get("devices_paired") else ""
+        told = f" (A-RMSE {scores[0]} to {scores[1]})" if each.figures.get("devices_paired") else ""
         out.print(f"{each.when} {each.decision}{about} by {each.who}{before}: {each.why}{told}", soft_wrap=True)
     if current:
         out.print(f"the champion of {registry.name} is version {current.number}, trained by run {current.run_id}")
