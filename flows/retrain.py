@@ -151,17 +151,18 @@ def retrain(config: RetrainConfig | None = None, run_id: str | None = None) -> S
     run = Run.open(RetrainConfig, config, run_id)
     folder, dataset = run.folder, open_data(run.config, run.workspace)
     registry = open_registry(run.workspace, run.config.dataset, run.config.target)
-    if not folder.exists:
-        champion = registry.champion()
-        _ = _challenger(run, _ring(run, champion, dataset))  # what cannot be trained is refused before anything is left
-        known = champion._asdict() if champion else None
-        run.create(run.config.model_dump(mode="json"), {"dataset": dataset.name, "model": registry.name, "champion": known, "devices": []})
-    begun_with = folder.manifest()["champion"]
-    champion = Version(**begun_with) if begun_with else None
+    begun = folder.exists
+    known = folder.manifest()["champion"] if begun else None
+    champion = registry.champion() if not begun else Version(**known) if known else None
+    ring = _ring(run, champion, dataset)
+    if not begun:
+        _ = _challenger(run, ring)  # what cannot be trained is refused before anything is left
+        told = champion._asdict() if champion else None
+        run.create(run.config.model_dump(mode="json"), {"dataset": dataset.name, "model": registry.name, "champion": told, "devices": []})
     with folder.held():
         params = {name: value for name, value in run.config.model_dump().items() if name != "options"}
         run.start_tracking(params | {f"option.{name}": value for name, value in run.config.options.items()})
-        return _Retraining(run, dataset, registry, champion, _ring(run, champion, dataset)).end()
+        return _Retraining(run, dataset, registry, champion, ring).end()
 
 
 def _ring(run: Run[RetrainConfig], champion: Version | None, dataset: Dataset) -> Ring:
@@ -233,20 +234,19 @@ class _Retraining:
             done = self._carried_out(decision, None)
             failed = Outcome(result["outcome"], f"the challenger has no usable result: {result['message']}", ok=False)
             return (done if done.name == AWAY else failed), told
-        trained = Trained(self.trained.run_id, result["mlflow_run_id"], self._about(result))
         if decision is None:
             found = self._contest()
             if isinstance(found, Outcome):
                 return found, told
             decision = self._judged(found)
-            trained = trained._replace(figures=self._about(result))
         else:
             self.figures |= decision.figures
         if not result["tracked"]:
             return self._away(decision, "the challenger's results are not all there"), told
-        return self._carried_out(decision, trained), told
+        return self._carried_out(decision, Trained(self.trained.run_id, result["mlflow_run_id"], self._about(result))), told
 
     def _about(self, result: dict[str, Any]) -> dict[str, Any]:
+        """What the challenger's version says of it."""
         numbers = {
             name: value for name, value in self.figures.items() if isinstance(value, int | float) and name not in ("champion", "version")
         }

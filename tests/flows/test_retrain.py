@@ -19,7 +19,7 @@ from prefect.server.events.actions import RunDeployment
 
 from fedcore import Misuse
 from fedcore.algorithm import DeviceResult
-from fedcore.data import Dataset, add_partition
+from fedcore.data import Dataset, add_partition, remove_device
 from fedcore.metrics import score
 from fedcore.promotion import contest
 from flows.champions import open_registry, rollback
@@ -187,6 +187,11 @@ def test_a_better_challenger_has_to_be_past_the_margin(kept: Path, fleet: Callab
     assert champion(home) == 4
     again = run(home, "again", {"dataset": "small", "rounds": 2})
     assert (again["outcome"], again["start"], champion(home)) == ("kept", "warm", 4)
+    # What was learned from a device that is removed is not carried on.
+    remove_device(home / "datasets", "small", "e")
+    without = run(home, "without", {"dataset": "small", "only_if_drifted": True, "rounds": 2})
+    assert (without["devices_gone"], without["start"], without["devices_paired"]) == (1, "anew", 4)
+    assert "cannot take back what was learned from 1 devices that have left" in without["start_why"]
 
 
 def test_a_registry_that_goes_away_leaves_the_champion_and_is_caught_up_with(
