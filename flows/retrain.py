@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from prefect import flow, unmapped
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from pydantic import Field
 
 from fedcore.algorithm import Outcome
 from fedcore.data import Dataset
 from fedcore.data.places import is_file, make_folder, read_file, write_durably
-from fedcore.drift import Drift, median_rms
+from fedcore.drift import median_rms
 from fedcore.errors import FedlinError, Misuse
 from fedcore.messages import nbytes
 from fedcore.metrics import Score
 from fedcore.promotion import Contest, contest, refusal
 from flows.champions import FILE, Trained, carry_out, decide, decided, open_registry
-from flows.config import RunConfig, TrainConfig
+from flows.config import RetrainConfig, RunConfig, TrainConfig
+from flows.drifts import Drifts
 from flows.fleet import Fleet
 from flows.parent import Parent
 from flows.progress import SHOWN, say
@@ -35,72 +35,6 @@ from tasks.tracking.registry import Registry, Version
 
 AWAY, REFUSED = "registry_away", "refused"
 """Outcomes of a run whose decision waits for the registry, and of one whose challenger could not be trained; both may go on."""
-
-
-class RetrainConfig(RunConfig):
-    """A challenger, and what it has to be better by.
-
-    Attributes
-    ----------
-    rounds, seed, participation, quorum
-        Of the challenger; the quorum is also that of the devices that compare.
-    algorithm, options
-        Of the challenger; by default the champion's, of which single options may be given in place of its own, and hm1 where there is no
-        champion.
-    margin, p_value
-        The challenger is promoted where its A-RMSE is smaller by more than this share of the champion's, and the one-sided paired test's
-        p is at most this.
-    only_if_drifted
-        Leave it at that where no device has drifted from the champion and the fleet is the champion's.
-    drift
-        A device has drifted where the rms of its standardised residuals is above this, in standard deviations of its noise, and by more
-        than chance explains (see `fedcore.drift.Drift.exceeds`); the fleet has where the median of it is.
-    drift_move
-        A device has drifted too where its rows would move what the fleet has learned by more than this, in nats; see `Algorithm.moved`.
-    """
-
-    COMMAND: ClassVar[str] = "retrain"
-
-    rounds: int = Field(default=30, ge=1, le=1_000_000_000, description="The most communication rounds of the challenger.")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="Root of all random numbers.")
-    participation: float = Field(default=1.0, gt=0, le=1, description="Share of the fleet drawn each round.")
-    quorum: float = Field(default=0.5, gt=0, le=1, description="Share of the devices that must answer.")
-    algorithm: str | None = Field(default=None, description="By default the champion's, and hm1 where there is none.")
-    options: dict[str, Any] = Field(default_factory=dict, description="The algorithm's options, in place of the champion's.")
-    margin: float = Field(default=0.01, ge=0, lt=1, description="By which share the challenger's A-RMSE has to be smaller.")
-    p_value: float = Field(default=0.05, gt=0, le=0.5, description="The largest p of the one-sided test, paired over devices.")
-    only_if_drifted: bool = Field(default=False, description="Train no challenger where no device has drifted.")
-    drift: float = Field(default=2.0, gt=0, le=1e6, description="Rms of a device's standardised residuals above which it has drifted.")
-    drift_move: float = Field(default=1.0, gt=0, le=1e6, description="Nats by which a device that has drifted moves phi (hm2).")
-
-
-class Drifts(NamedTuple):
-    """What devices say of their drift: by id; which of them have drifted, and whether the fleet as a whole has."""
-
-    told: dict[str, Drift]
-    drifted: list[str]
-    whole: bool
-
-    @property
-    def measured(self) -> list[str]:
-        """The devices that could tell anything."""
-        return [device for device, drift in self.told.items() if np.isfinite(drift.rms) or np.isfinite(drift.move)]
-
-    def figures(self) -> dict[str, Any]:
-        """For `result.json` and the decision."""
-        rms = {device: drift.rms for device, drift in self.told.items() if np.isfinite(drift.rms)}
-        shift = [abs(drift.mean) for drift in self.told.values() if np.isfinite(drift.mean)]
-        move = [drift.move for drift in self.told.values() if np.isfinite(drift.move)]
-        return {
-            "drift_devices": len(self.measured),
-            "drift_rms_median": finite(median_rms(self.told.values())),
-            "drift_rms_largest": max(rms.values()) if rms else None,
-            "drift_rms_device": max(rms, key=lambda device: rms[device]) if rms else None,
-            "drift_mean_largest": max(shift) if shift else None,
-            "drift_move_largest": max(move) if move else None,
-            "devices_drifted": len(self.drifted),
-            "fleet_drifted": self.whole,
-        }
 
 
 class Ring(NamedTuple):

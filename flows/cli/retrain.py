@@ -13,7 +13,7 @@ from fedcore.data import open_dataset
 from flows.cli import options
 from flows.cli.launch import check_resumed, check_writable, run_flow
 from flows.cli.shown import conclude, figure
-from flows.config import build_algorithm, checked_config, parse_options
+from flows.config import RetrainConfig, build_algorithm, checked_config, parse_options
 from flows.workspace import Workspace
 
 REPORTED = (
@@ -102,8 +102,6 @@ def command(
         check_resumed("retrain", resume, given.values())
         settings = None
     else:
-        from flows.retrain import RetrainConfig
-
         settings = checked_config(RetrainConfig, given)
         settings.build_schedule()
         if settings.algorithm:

@@ -24,8 +24,9 @@ from fedcore.metrics import score
 from fedcore.promotion import contest
 from flows.champions import open_registry, rollback
 from flows.cli.app import main
+from flows.config import RetrainConfig
 from flows.orchestrator import Orchestrator
-from flows.retrain import RetrainConfig, retrain
+from flows.retrain import retrain
 from flows.workspace import Workspace
 from tasks.tracking.registry import Registry
 
