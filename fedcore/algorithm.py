@@ -209,6 +209,20 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
         """A device's state from its last one in an ended run, accepted by the server, and from the initial one with its rows of now."""
         raise Misuse(f"a run of {type(self).__name__.lower()} cannot go on with another fleet: train anew, or use hm2")
 
+    def moved(self, down: Down, device: Device, data: DeviceData) -> float | None:
+        """How far a device's rows of now would move what the fleet has learned, in nats; None where the algorithm cannot tell.
+
+        Parameters
+        ----------
+        down
+            Of an ended run.
+        device
+            The device's state as `continued_device` gives it.
+        data
+            Its rows of now.
+        """
+        return None
+
 
 class BatchedAlgorithm(Algorithm[Server, Device, Down, Up], Protocol[Server, Device, Down, Up]):
     """An algorithm written for cohorts, whose single-device steps are cohorts of one.

@@ -137,6 +137,29 @@ def _updated_factor(Omega: LowRank, newest: Floats, alpha: float, least: float) 
     return LowRank(factor[kept.argmax() :] if kept.any() else factor[:0], rest)
 
 
+def extended(Omega: Covariance, places: Sequence[int | None]) -> Covariance:
+    """Omega of a fleet that others join: block-diagonal, each of them with the mean of the old devices' variances. The form stays.
+
+    Parameters
+    ----------
+    Omega
+        Of the old fleet.
+    places
+        For each device of the new fleet its number in the old one, None for one that joins; every old device is among them.
+    """
+    stayed, before = [k for k, place in enumerate(places) if place is not None], [place for place in places if place is not None]
+    joined = [k for k, place in enumerate(places) if place is None]
+    variance = float(diagonal(Omega).mean())
+    if isinstance(Omega, LowRank):
+        factor = np.zeros((len(Omega.factor) + len(joined), len(places)))
+        factor[: len(Omega.factor), stayed] = Omega.factor[:, before]
+        factor[np.arange(len(Omega.factor), len(factor)), joined] = np.sqrt(max(variance - Omega.rest, 0.0))
+        return LowRank(factor, Omega.rest)
+    wider = np.diag(np.full(len(places), variance))
+    wider[np.ix_(stayed, stayed)] = Omega[np.ix_(before, before)]
+    return wider
+
+
 def diagonal(Omega: Covariance) -> Floats:
     """The devices' variances, shape (K,)."""
     if isinstance(Omega, LowRank):

@@ -289,6 +289,21 @@ class Eb(BatchedAlgorithm[Server, Device, Any, Any]):
     def newcomer(self, server: Server) -> Any:
         return self.broadcast(server, 0)
 
+    def continued_server(self, server: Server, places: Sequence[int | None], spec: FleetSpec) -> Server:
+        """Parameters and sums as they are; a device that joins counts as a draw from the parameters until it answers.
+
+        Raises
+        ------
+        Misuse
+            Where a device has left, whose part of the sums is not known.
+        """
+        if gone := server.fleet - sum(place is not None for place in places):
+            raise Misuse(f"a run of eb keeps sums alone, from which {gone} devices that have left cannot be taken: train anew, or use hm2")
+        return server._replace(fleet=len(places), gain=np.inf, complete=False)
+
+    def continued_device(self, device: Device, initial: Device) -> Device:
+        return device._replace(rows=initial.rows)
+
     def caution(self, server: Server) -> str:
         if server.noise > server.floor and not server.sums.freedom > 0:
             return "no device has more rows than columns, so little tells the noise, and intervals may be far too narrow"

@@ -23,6 +23,10 @@ steps, and less where T steps come near the device's own least squares (`LocalPr
 posterior mean, exactly for T = 1 and, where all directions of a design have one eigenvalue, for any T. The paper ties the
 prior rate to the learning rate eta (`tied`), which shrinks far more.
 
+A run may go on from an ended one with Theta and Omega as they are and further devices. A device that joins starts at 0, the prior's mean,
+and Omega is extended block-diagonally: it has the fleet's mean variance, and no covariance with others until its own coefficients
+show one. What the others have learned from a device is in all of Theta and cannot be taken back, so none may leave.
+
 Source: Yue, Al Kontar and Estrada Gomez, "Federated Data Analytics: A Study on Linear Models", section 3, Algorithm 1.
 """
 
@@ -38,7 +42,8 @@ from numpy.random import Generator
 from scipy.linalg.lapack import dposv, dpotrf
 
 from fedcore.algorithm import Aggregated, BatchedAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
-from fedcore.covariance import TINY, Covariance, LowRank, identity, raised, scaled, shrunk, updated
+from fedcore.covariance import TINY, Covariance, LowRank, extended, identity, raised, scaled, shrunk, updated
+from fedcore.errors import Misuse
 from fedcore.linear import LocalProblem, LocalSteps
 from fedcore.messages import Columns, DeviceInfo, Stacked, columns, stacked
 from fedcore.options import choice, number
@@ -289,6 +294,27 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
 
     def finalize(self, down: Down, device: LocalProblem, data: DeviceData) -> DeviceResult:
         return DeviceResult(down.theta)
+
+    def continued_server(self, server: Server, places: Sequence[int | None], spec: FleetSpec) -> Server:
+        """Theta and Omega, with those who join at 0 and the fleet's mean variance.
+
+        Raises
+        ------
+        Misuse
+            Where a device has left.
+        """
+        stayed = [k for k, place in enumerate(places) if place is not None]
+        if gone := len(server.prior_rate) - len(stayed):
+            raise Misuse(f"a run of hm1 cannot take back what was learned from {gone} devices that have left: train anew, or use hm2")
+        before = [place for place in places if place is not None]
+        Theta, prior_rate = np.zeros((spec.d, len(places))), np.zeros(len(places))
+        Theta[:, stayed], prior_rate[stayed] = server.Theta[:, before], server.prior_rate[before]
+        Omega = extended(server.Omega, places)
+        pull = np.zeros((0, len(places))) if self._proximal or isinstance(Omega, LowRank) else self._pull(Theta, Omega)
+        return Server(Theta, Omega, prior_rate, pull, np.inf, server.unit, server.least, 0)
+
+    def continued_device(self, device: LocalProblem, initial: LocalProblem) -> LocalProblem:
+        return initial
 
 
 def relative_change(Theta: Floats, before: Floats) -> float:

@@ -102,6 +102,43 @@ class TrainConfig(RunConfig):
         return self.model_dump() | {"options": asdict(self.build_algorithm())}  # pyright: ignore[reportArgumentType]
 
 
+class RetrainConfig(RunConfig):
+    """A challenger, and what it has to be better by.
+
+    Attributes
+    ----------
+    rounds, seed, participation, quorum
+        Of the challenger; the quorum is also that of the devices that compare.
+    algorithm, options
+        Of the challenger; by default the champion's, of which single options may be given in place of its own, and hm1 where there is no
+        champion.
+    margin, p_value
+        The challenger is promoted where its A-RMSE is smaller by more than this share of the champion's, and the one-sided paired test's
+        p is at most this.
+    only_if_drifted
+        Leave it at that where no device has drifted from the champion and the fleet is the champion's.
+    drift
+        A device has drifted where the rms of its standardised residuals is above this, in standard deviations of its noise, and by more
+        than chance explains (see `fedcore.drift.Drift.exceeds`); the fleet has where the median of it is.
+    drift_move
+        A device has drifted too where its rows would move what the fleet has learned by more than this, in nats; see `Algorithm.moved`.
+    """
+
+    COMMAND: ClassVar[str] = "retrain"
+
+    rounds: int = Field(default=30, ge=1, le=1_000_000_000, description="The most communication rounds of the challenger.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="Root of all random numbers.")
+    participation: float = Field(default=1.0, gt=0, le=1, description="Share of the fleet drawn each round.")
+    quorum: float = Field(default=0.5, gt=0, le=1, description="Share of the devices that must answer.")
+    algorithm: str | None = Field(default=None, description="By default the champion's, and hm1 where there is none.")
+    options: dict[str, Any] = Field(default_factory=dict, description="The algorithm's options, in place of the champion's.")
+    margin: float = Field(default=0.01, ge=0, lt=1, description="By which share the challenger's A-RMSE has to be smaller.")
+    p_value: float = Field(default=0.05, gt=0, le=0.5, description="The largest p of the one-sided test, paired over devices.")
+    only_if_drifted: bool = Field(default=False, description="Train no challenger where no device has drifted.")
+    drift: float = Field(default=2.0, gt=0, le=1e6, description="Rms of a device's standardised residuals above which it has drifted.")
+    drift_move: float = Field(default=1.0, gt=0, le=1e6, description="Nats by which a device that has drifted moves phi (hm2).")
+
+
 def algorithm_options(name: str) -> tuple[str, ...]:
     """The names of an algorithm's options.
 

@@ -189,10 +189,23 @@ class Fleet:
         more
             What else the task takes: one a device, or `unmapped`.
         """
-        ids, everyone = self.device_ids, range(len(self.device_ids))
+        everyone = range(len(self.device_ids))
         call = Call(state.round_num, everyone, self.algorithm.broadcasts(state.server, everyone), state)
-        broadcasts = [call.broadcast(k) for k in everyone]
-        answers = self._gather(task.map(unmapped(self.station), list(ids), broadcasts, *more), ids)
+        return self.ask(task, self.device_ids, [call.broadcast(k) for k in everyone], *more)
+
+    def ask(self, task: Task[..., R], ids: Sequence[str], *more: Any) -> dict[str, R]:
+        """What some devices answer to a task outside of rounds, by id in this order; those that fail are left out, and `silent` says why.
+
+        Parameters
+        ----------
+        task
+            It takes the station and a device.
+        ids
+            The devices.
+        more
+            What else the task takes: one a device, or `unmapped`.
+        """
+        answers = self._gather(task.map(unmapped(self.station), list(ids), *more), ids)
         return {device_id: answer for device_id, answer in zip(ids, answers, strict=True) if answer is not None}
 
     def _from_all(self, futures: Sequence[PrefectFuture[Any]]) -> list[Any]:

@@ -8,8 +8,11 @@ from typing import Any
 
 from fedcore.algorithm import AnyAlgorithm, FleetSpec
 from fedcore.data import Contract, Dataset, Fitted
-from fedcore.errors import Misuse
+from fedcore.data.places import read_file
+from fedcore.errors import Misuse, PlaceAway
 from fedcore.rounds import RunState
+from fedcore.rows import Floats
+from fedcore.trees import from_npz
 from flows.config import TrainConfig
 from flows.workspace import Workspace
 from tasks.checkpoint import Checkpoint, RunFolder
@@ -59,6 +62,23 @@ class Parent:
         """Its fleet, sorted."""
         return tuple(card["device"] for card in self.manifest["devices"])
 
+    @property
+    def coefficients(self) -> dict[str, Floats]:
+        """What it found, by device: those that gave their result.
+
+        Raises
+        ------
+        Misuse
+            Where its results are missing or damaged.
+        """
+        try:
+            found = from_npz(read_file(self.folder.results / "theta.npz"))
+            return {str(device): theta for device, theta in zip(found["devices"], found["Theta"].T, strict=True)}
+        except PlaceAway:
+            raise
+        except (Misuse, OSError, KeyError, ValueError):
+            raise Misuse(f"run {self.folder.run_id}: results/theta.npz is missing or damaged: restore it, or start a new run") from None
+
     def prepared(self, dataset: Dataset) -> Dataset:
         """A data set whose devices prepare their rows as those of this run did.
 
@@ -89,6 +109,11 @@ class Parent:
         """
         server = algorithm.continued_server(self.checkpoint.state.server, self._places(spec.device_ids), spec)
         return RunState.initial(algorithm, spec)._replace(server=server)
+
+    def broadcasts(self, device_ids: Sequence[str]) -> Sequence[Any]:
+        """What its server would tell devices of its fleet now."""
+        algorithm = self.config.build_algorithm()
+        return algorithm.broadcasts(self.checkpoint.state.server, [k for k in self._places(device_ids) if k is not None])
 
     def _places(self, device_ids: Sequence[str]) -> list[int | None]:
         place = {device_id: k for k, device_id in enumerate(self.device_ids)}

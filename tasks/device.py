@@ -225,7 +225,7 @@ def device_enrol(station: Station, device_id: str, earlier: Earlier | None) -> D
     """Check a device's partition, compress its rows, and keep its initial state on the device; or the one that it goes on from."""
     card, device = _initial(station, device_id)
     if earlier:
-        before = settle(station.algorithm, _recall(station, device_id, earlier.run_id).memory, earlier.receipt)
+        before = settle(station.algorithm, recall(station, device_id, earlier.run_id).memory, earlier.receipt)
         device = station.algorithm.continued_device(before.accepted, device)
     _keep(station, device_id, Kept(device_id, card.sha256, Memory.initial(device)))
     return card
@@ -278,7 +278,7 @@ def settled(station: Station, device_id: str, broadcast: Broadcast) -> tuple[Dev
     """
     check_cohort(broadcast.devices, station.dataset.contract, f"device={device_id}")
     data, card = station.dataset.loaded(device_id)
-    kept = _recall(station, device_id, station.run_id)
+    kept = recall(station, device_id, station.run_id)
     if kept.fingerprint != card.sha256:
         raise DeviceRefusal("its partition has changed since the run began: start a new run")
     return data, kept, settle(station.algorithm, kept.memory, broadcast.receipt)
@@ -304,7 +304,14 @@ def _keep(station: Station, device_id: str, kept: Kept) -> None:
     write_durably(folder / f"{station.run_id}.npz", dump(kept))
 
 
-def _recall(station: Station, device_id: str, run_id: str) -> Kept:
+def recall(station: Station, device_id: str, run_id: str) -> Kept:
+    """What a device keeps of a run.
+
+    Raises
+    ------
+    DeviceRefusal
+        Where that is missing, damaged, or another device's.
+    """
     try:
         kept: Kept = load(read_file(station.state_folder(device_id) / f"{run_id}.npz"))
     except PlaceAway:

@@ -31,7 +31,7 @@ from fedcore.hm2.approximation import Approximation, Proposal, of_prior, refresh
 from fedcore.hm2.certificate import LEAST, Certificate, certified, draws, no_certificate
 from fedcore.hm2.cohorts import added_to, alike, at, to_all
 from fedcore.hm2.hierarchy import Hierarchy
-from fedcore.hm2.natural import NaturalParams, inverse, log_partition, moments, natural
+from fedcore.hm2.natural import NaturalParams, divergence, inverse, log_partition, moments, natural
 from fedcore.hm2.state import Ask, Check, Current, Device, Info, LogFactors, Seeking, Server, phi
 from fedcore.hm2.units import Units, squares, units_of
 from fedcore.messages import DeviceInfo, Stacked, stacked
@@ -266,7 +266,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         down, device = stacked(downs), stacked(devices)
         if not isinstance(down, Current | Seeking):  # the run failed before it had a start
             return [DeviceResult(np.zeros(data.train.d)) for data in datas]
-        q, which = (alike(down.first), 0) if isinstance(down, Seeking) else (alike(down.q), int(np.asarray(down.which)[0]))
+        q, which = _told_of(down)
         cavity, _ = self._cavity(_site(device, which), q)
         found = self._model(down.units and alike(down.units)).coefficients(device.private, q, cavity)
         return [DeviceResult(each.mean, each) for each in found]
@@ -303,6 +303,21 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
 
     def continued_device(self, device: Device, initial: Device) -> Device:
         return initial._replace(sites=device.sites)
+
+    def moved(self, down: Any, device: Device, data: DeviceData) -> float | None:
+        """The Kullback-Leibler divergence from q with the device's old site to q with the site that its rows of now ask for."""
+        told, state = stacked([down]), stacked([device])
+        if not isinstance(told, Current | Seeking):
+            return None
+        q, which = _told_of(told)
+        _, proposal, _ = self._refreshed(self._model(told.units and alike(told.units)), state, which, q)
+        found = divergence(q.plus(proposal.site.total()), q)
+        return found if np.isfinite(found) and not np.asarray(proposal.skipped).any() else None
+
+
+def _told_of(down: Current | Seeking) -> tuple[NaturalParams, int]:
+    """The approximation that results are of, and which one it is, from what a cohort was told."""
+    return (alike(down.first), 0) if isinstance(down, Seeking) else (alike(down.q), int(np.asarray(down.which)[0]))
 
 
 def _site(device: Device, which: int) -> NaturalParams:

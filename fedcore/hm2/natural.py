@@ -107,3 +107,15 @@ def log_partition(params: NaturalParams) -> Floats:
         _, logdet = np.linalg.slogdet(np.where(found.proper[..., None, None], params.matrix, np.eye(params.shift.shape[-1])))
     value = 0.5 * ((params.shift * found.mean).sum(axis=-1) - logdet + params.shift.shape[-1] * LOG_2PI)
     return np.where(found.proper, value, np.nan)
+
+
+def divergence(ours: NaturalParams, theirs: NaturalParams) -> float:
+    """The Kullback-Leibler divergence of one normal distribution from another, E log(ours / theirs) under ours, in nats; NaN where
+    either is none."""
+    mine, other = moments(ours), moments(theirs)
+    if not (mine.proper and other.proper):
+        return np.nan
+    step, ratio = mine.mean - other.mean, theirs.matrix @ mine.covariance
+    _, logdet = np.linalg.slogdet(ratio)
+    # Of p near q the trace and the determinant cancel, and rounding may leave less than nothing.
+    return max(0.5 * float(np.trace(ratio) - len(step) - logdet + step @ theirs.matrix @ step), 0.0)

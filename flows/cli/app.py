@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from fedcore.errors import FedlinError, Misuse
-from flows.cli import adapt, compare, data, reproduce, simulate, train, tune
+from flows.cli import adapt, champion, compare, data, reproduce, retrain, simulate, train, tune
 
 INTERRUPTED = 130
 
@@ -30,6 +30,9 @@ app.command("tune")(tune.command)
 app.command("compare")(compare.command)
 app.command("adapt")(adapt.adapt)
 app.command("remove")(adapt.remove)
+app.command("retrain")(retrain.command)
+app.command("champion")(champion.champion)
+app.command("rollback")(champion.rollback)
 
 
 @app.callback()
@@ -62,7 +65,7 @@ def main() -> None:
     else:
         # The library below turns Ctrl-C into this status.
         if status == INTERRUPTED:
-            command = sys.argv[1] if sys.argv[1] in ("tune", "compare") else "train"
+            command = sys.argv[1] if sys.argv[1] in ("tune", "compare", "retrain") else "train"
             _fail(f"interrupted: a run that has begun its rounds goes on with fedlin {command} --resume RUN_ID", INTERRUPTED)
         sys.exit(status)
 

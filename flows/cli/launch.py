@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -16,7 +16,14 @@ from flows.config import DataConfig, RunConfig
 from flows.searches import Candidate
 from flows.workspace import Workspace
 
+if TYPE_CHECKING:
+    from flows.orchestrator import Orchestrator
+    from tasks.checkpoint import RunFolder
+
 R = TypeVar("R")
+
+UNFINISHED = ("quorum_lost", "registry_away", "refused")
+"""Outcomes after which a run may go on."""
 
 
 def check_resumed(command: str, resume: str, given: Iterable[Any]) -> None:
@@ -102,7 +109,7 @@ def run_flow(command: str, settings: DataConfig | None, resume: str | None) -> d
     if resume and (before := _ended(resume)):
         return before
     # Prefect and MLflow take seconds to import; other commands, and settings that are refused, do without.
-    from flows.orchestrator import finished, orchestrator
+    from flows.orchestrator import orchestrator
     from flows.running import new_run_id
     from tasks.checkpoint import RunFolder
 
@@ -115,13 +122,22 @@ def run_flow(command: str, settings: DataConfig | None, resume: str | None) -> d
         result = folder.read_json("result.json") if is_file(folder.path / "result.json") else {}
         if result.get("flow_run_id") != str(state.state_details.flow_run_id):
             raise _why(state, command, run_id)
-        counts = server.drain(result["flow_run_id"], result["task_runs"])
-    result["task_runs_recorded"] = finished(counts)
-    folder.write_json("result.json", result)
-    if finished(counts) != result["task_runs"]:
-        total = result["task_runs"]
+        if below := result.get("challenger"):
+            trained = RunFolder(workspace.runs / below)
+            _drain(server, trained, trained.read_json("result.json"))
+        return _drain(server, folder, result)
+
+
+def _drain(server: Orchestrator, folder: RunFolder, result: dict[str, Any]) -> dict[str, Any]:
+    """A run's result with how many of its tasks Prefect has recorded."""
+    from flows.orchestrator import finished
+
+    counts, total = server.drain(result["flow_run_id"], result["task_runs"]), result["task_runs"]
+    complete = result | {"task_runs_recorded": finished(counts)}
+    folder.write_json("result.json", complete)
+    if finished(counts) != total:
         typer.echo(f"fedlin: note: Prefect recorded {counts} of {total} task runs; the run's own ledger is complete", err=True)
-    return result
+    return complete
 
 
 def _ended(run_id: str) -> dict[str, Any] | None:
@@ -132,17 +148,18 @@ def _ended(run_id: str) -> dict[str, Any] | None:
     if not is_file(folder.path / "result.json"):
         return None
     result = folder.read_json("result.json")
-    return result if result["outcome"] != "quorum_lost" and result["tracked"] and "task_runs_recorded" in result else None
+    return result if result["outcome"] not in UNFINISHED and result["tracked"] and "task_runs_recorded" in result else None
 
 
 def _flow_state(command: str, settings: DataConfig | None, run_id: str) -> Any:
     """The flow's last state. What Prefect itself raises is about its server: the run has its checkpoint."""
     from flows.adapt import adapt
     from flows.compare import compare
+    from flows.retrain import retrain
     from flows.train import train
     from flows.tune import tune
 
-    flows: Mapping[str, Any] = {"train": train, "tune": tune, "compare": compare, "adapt": adapt}
+    flows: Mapping[str, Any] = {"train": train, "tune": tune, "compare": compare, "adapt": adapt, "retrain": retrain}
     try:
         return flows[command](settings, run_id=run_id, return_state=True)
     except Exception as error:

@@ -6,13 +6,10 @@ ledger is the truth, and MLflow a copy of it: when the store is away, training g
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import os
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
@@ -21,11 +18,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
-from sqlalchemy import URL, make_url
 
 from fedcore.data.places import Place, local_copy
 from fedcore.errors import Misuse
-from tasks.lock import alone
+from tasks.tracking.store import creation, in_one_line, public, store_uri, usable
 
 RUN_ID = "fedlin.run_id"
 ROUND = "round_num"
@@ -97,8 +93,8 @@ class Tracker:
         Misuse
             If the store cannot be reached, written or understood, or the experiment has been deleted in it.
         """
-        uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or _sqlite(default_store)
-        with _usable(uri), _creation(uri):
+        uri = uri or store_uri(default_store)
+        with usable(uri), creation(uri):
             client = MlflowClient(uri)
             found = client.get_experiment_by_name(experiment)
             if found is None:
@@ -131,7 +127,7 @@ class Tracker:
         Misuse
             If the store cannot be reached or written.
         """
-        with _usable(self.uri):
+        with usable(self.uri):
             runs = self._client.search_runs([self._experiment_id], f"tags.`{RUN_ID}` = '{run_id}'", max_results=1)
             if runs:
                 run = runs[0]
@@ -233,7 +229,7 @@ class Tracker:
             now = time.monotonic()
             self._try_at = now + 10 * (now - begun)
             if not self._away:
-                logger.warning("the MLflow store %s is away, and will be tried again: %s", _public(self.uri), _line(error))
+                logger.warning("the MLflow store %s is away, and will be tried again: %s", public(self.uri), in_one_line(error))
             self._away = True
             return False
         self._away = False
@@ -250,40 +246,6 @@ def _params(values: Mapping[str, str]) -> list[Param]:
     return [Param(name, value) for name, value in values.items() if len(value) <= MAX_PARAM_VAL_LENGTH]
 
 
-@contextlib.contextmanager
-def _usable(uri: str) -> Iterator[None]:
-    """Turn whatever MLflow, its drivers or the network raise into one line that says what to do."""
-    try:
-        yield
-    except Misuse:
-        raise
-    except Exception as error:
-        raise Misuse(
-            f"the MLflow store {_public(uri)} cannot be used ({_line(error)}): "
-            "set MLFLOW_TRACKING_URI to a running http(s):// server or to sqlite:/// and a writable file"
-        ) from None
-
-
-def _creation(uri: str) -> contextlib.AbstractContextManager[None]:
-    """Let one process at a time create a SQLite store: MLflow does not, and the tables of two processes collide."""
-    database = make_url(uri).database if uri.startswith("sqlite") else None
-    return alone(Path(f"{database}.lock")) if database else contextlib.nullcontext()
-
-
-def _sqlite(store: Path) -> str:
-    return URL.create("sqlite", database=str(store.resolve())).render_as_string()
-
-
 def _upload(client: MlflowClient, run: str, artifacts: Place) -> None:
     with local_copy(artifacts) as folder:
         client.log_artifacts(run, str(folder))
-
-
-def _public(uri: str) -> str:
-    """Without the user name and password that an address may carry."""
-    return re.sub(r"//[^/@]*@", "//", uri)
-
-
-def _line(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {_public(text)[:200]}"

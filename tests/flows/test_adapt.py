@@ -74,7 +74,6 @@ def test_who_cannot_come(
     refused = {
         ("adapt", "first", "--device", "d"): "device d was in run first, whose results hold its own: name one that was not",
         ("adapt", "first", "--device", "e"): "hm1 learns nothing that other devices can use: adapt a run of hm2, eb, fedavg or pooled",
-        ("adapt", "first", "--device", "e", "--join"): "a run of hm1 cannot go on with another fleet: train anew, or use hm2",
         (
             "adapt",
             "first",
@@ -86,7 +85,12 @@ def test_who_cannot_come(
         ("adapt", "first", "--device", "d", "--join"): "device d was in run first already: name one that was not",
         ("adapt", "none", "--device", "e"): f"no run 'none' in {home / 'runs'}: choose one of its folders",
         ("remove", "first", "--device", "e"): "device e was not in run first, so nothing of it is to be taken out",
-        ("remove", "first", "--device", "d"): "a run of hm1 cannot go on with another fleet: train anew, or use hm2",
+        (
+            "remove",
+            "first",
+            "--device",
+            "d",
+        ): "a run of hm1 cannot take back what was learned from 1 devices that have left: train anew, or use hm2",
     }
     for words, reason in refused.items():
         assert said(monkeypatch, capsys, *words) == (2, f"fedlin: error: {reason}")

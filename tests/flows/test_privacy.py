@@ -302,3 +302,53 @@ def test_canary_of_a_search_and_a_comparison(environment: dict[str, str], home: 
     assert {name.rsplit("/", 1)[-1] for name, _ in outside} >= {"mlflow.db", "trials.csv", "best.toml", "compare.csv", "devices.parquet"}
     found = [(name, trace) for name, content in outside for trace, form in traces().items() if form in content]
     assert found == []
+
+
+RETRAINED = """
+import sys
+import tasks
+import tasks.retrain as ours
+
+# The device's own code fails where drift is measured and where champion and challenger are scored, and quotes its rows.
+drift, score = ours.residual_drift, ours.score
+def failing_drift(theta, data, *more):
+    if data.train.n == 9:
+        raise ValueError({word!r} + repr(data.test.y.tolist()) + " {number!r}")
+    return drift(theta, data, *more)
+def failing_score(result, rows):
+    if (rows.y == {number!r}).any():
+        raise RuntimeError({word!r} + repr(rows.y.tolist()))
+    return score(result, rows)
+ours.residual_drift, ours.score = failing_drift, failing_score
+
+from flows.cli.app import main
+for words in (["small", "--algorithm", "hm2", "--rounds", "3", "--set", "sigma=0.3"], ["small", "--rounds", "2", "--json"]):
+    sys.argv = ["fedlin", "retrain", *words]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, end.code
+"""
+
+
+@pytest.mark.slow
+def test_canary_of_a_retraining(environment: dict[str, str], home: Path, fleet: Callable[..., Dataset]) -> None:
+    """Of its newest rows a device tells means and scores."""
+    dataset = fleet((12, 7, 9, 30, 15))
+    file = dataset.path / "device=e/part-0.parquet"
+    frame = pl.read_parquet(file, hive_partitioning=False)
+    first = (pl.col("part") == "test") & ((pl.col("part") == "test").cum_sum() == 1)
+    frame.with_columns(pl.when(first).then(NUMBER).otherwise(pl.col("y")).alias("y")).write_parquet(file)
+    script = home / "user/run.py"
+    script.write_text(RETRAINED.format(number=NUMBER, word=WORD))
+    run = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300)
+    script.unlink()
+    assert run.returncode == 0, run.stderr
+    result = json.loads(run.stdout.splitlines()[-1])
+    assert (result["outcome"], result["drift_devices"], result["devices_paired"], result["devices_unscored"]) == ("kept", 4, 4, 1)
+    for device_id in "ce":
+        assert WORD in (dataset.path / f"device={device_id}/.fedlin/{result['run_id']}.error.txt").read_text(), "it failed and kept why"
+    outside = [*searched(home, dataset.path), ("standard output and error", (run.stdout + run.stderr).encode())]
+    assert {name.rsplit("/", 1)[-1] for name, _ in outside} >= {"mlflow.db", "decision.json", "devices.parquet", "model_version_tags"}
+    found = [(name, trace) for name, content in outside for trace, form in traces().items() if form in content]
+    assert found == []

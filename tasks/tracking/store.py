@@ -1,0 +1,56 @@
+"""The MLflow store: where it is, who may create it, and what goes wrong with it in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+
+from fedcore.errors import Misuse
+from tasks.lock import alone
+
+
+def store_uri(default_store: Path) -> str:
+    """The address of the store: ``MLFLOW_TRACKING_URI``, or a SQLite file where that is not set."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or URL.create("sqlite", database=str(default_store.resolve())).render_as_string()
+
+
+@contextlib.contextmanager
+def usable(uri: str) -> Iterator[None]:
+    """Turn whatever MLflow, its drivers or the network raise into one line that says what to do.
+
+    Raises
+    ------
+    Misuse
+        In their place.
+    """
+    try:
+        yield
+    except Misuse:
+        raise
+    except Exception as error:
+        raise Misuse(
+            f"the MLflow store {public(uri)} cannot be used ({in_one_line(error)}): "
+            "set MLFLOW_TRACKING_URI to a running http(s):// server or to sqlite:/// and a writable file"
+        ) from None
+
+
+def creation(uri: str) -> contextlib.AbstractContextManager[None]:
+    """Let one process at a time create a SQLite store: MLflow does not, and the tables of two processes collide."""
+    database = make_url(uri).database if uri.startswith("sqlite") else None
+    return alone(Path(f"{database}.lock")) if database else contextlib.nullcontext()
+
+
+def public(uri: str) -> str:
+    """An address without the user name and password that it may carry."""
+    return re.sub(r"//[^/@]*@", "//", uri)
+
+
+def in_one_line(error: Exception) -> str:
+    """Kind and first line of an error."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {public(text)[:200]}"
