@@ -73,9 +73,9 @@ def turn(folder: Path, name: str, kind: str) -> Generator[None]:
     with ExitStack() as holding:
         with ExitStack() as queueing:
             try:
-                queueing.enter_context(alone(folder / f"{name}.{kind}.lock", timeout=0))
+                queueing.enter_context(alone(folder / name / f"{kind}-waits.lock", timeout=0))
             except Timeout:
                 reason = f"a {kind} of data set {name!r} waits already, and will read the same rows: nothing to do"
                 raise TurnedAway(reason) from None
-            holding.enter_context(alone(folder / f"{name}.lock", timeout=-1))
+            holding.enter_context(alone(folder / name / "turn.lock", timeout=-1))
         yield

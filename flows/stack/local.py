@@ -23,7 +23,6 @@ from flows.stack.postgres import Postgres
 from flows.stack.processes import Service
 from flows.workspace import Workspace
 
-BIN = Path(sys.executable).parent
 SERVER_SETTINGS = DEPLOYMENTS / "server.env"
 ENVIRONMENT = "env"
 
@@ -95,13 +94,13 @@ class Stack:
         database = common | {"PGPASSFILE": str(self._postgres.password_file)}
         if not running["prefect"]:
             settings = _server_settings() | {"PREFECT_SERVER_DATABASE_CONNECTION_URL": self._postgres.url("asyncpg", "prefect")}
-            command = [BIN / "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.ports.prefect)]
+            command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.ports.prefect)]
             self._prefect.start(command, database | settings)
         if not running["mlflow"]:
             where = ["--host", "127.0.0.1", "--port", str(self.ports.mlflow), "--workers", "1"]
             kept = ["--artifacts-destination", str(self.folder / "mlartifacts")]
             stored = {"MLFLOW_BACKEND_STORE_URI": self._postgres.url("psycopg", "mlflow"), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-            self._mlflow.start([BIN / "mlflow", "server", *where, *kept], database | stored)
+            self._mlflow.start([sys.executable, "-m", "mlflow", "server", *where, *kept], database | stored)
         self._prefect.await_ready(lambda: _answers(f"{self.addresses['PREFECT_API_URL']}/health"))
         say(f"Prefect on {self.addresses['PREFECT_API_URL']}")
         self._mlflow.await_ready(lambda: _answers(f"{self.addresses['MLFLOW_TRACKING_URI']}/health"))
@@ -110,7 +109,7 @@ class Stack:
             make_pools()
             (pool,) = pools()
             if not self._worker.running:
-                command = [BIN / "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", "stack"]
+                command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", "stack"]
                 self._worker.start(command, common | self.addresses | {"FEDLIN_HOME": str(self._root)})
             self._worker.await_ready(lambda: _online(pool))
         say(f"a worker of the pool {pool}")

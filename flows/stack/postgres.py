@@ -19,6 +19,9 @@ from flows.stack.processes import START_LIMIT
 USER = "fedlin"
 DATABASES = ("prefect", "mlflow")
 
+# Debian keeps the server's programs of each version in a folder of its own, which is on nobody's path.
+INSTALLED = Path("/usr/lib/postgresql")
+
 # It refuses to run as root, who lends it this account; Debian's package makes it.
 ACCOUNT = "postgres"
 
@@ -138,8 +141,7 @@ def _read(file: Any) -> str:
 
 
 def _program(name: str) -> str:
-    """Debian keeps the server's programs of each version in a folder of its own, which is on nobody's path."""
-    versions: Sequence[Path] = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
+    versions: Sequence[Path] = sorted(INSTALLED.glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
     found = shutil.which(name) or (str(versions[-1]) if versions else None)
     if found is None:
         raise Misuse(f"PostgreSQL's {name} is missing: install Debian's package postgresql (apt-get install postgresql)")

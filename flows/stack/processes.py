@@ -1,20 +1,20 @@
 """Background processes that outlive the command that starts them, known by a file with their id.
 
-Each leads a session of its own, to which everything that it starts belongs. The file also has the time of its start, so that another
-process that has got the same id later is never taken for it. Needs Linux, whose /proc tells both.
+Each finds a mark of its own in its environment, and hands it on to everything that it starts, in whatever session. So another process
+that has got the same id later is never taken for it, and what a killed service leaves behind is found. Needs Linux, whose /proc tells.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from fedcore.errors import FedlinError
 
@@ -24,14 +24,8 @@ START_LIMIT = 300.0
 STOP_LIMIT = 60.0
 """Seconds that it may take to end, before it is killed."""
 
+MARK = "FEDLIN_STACK_SERVICE"
 POLL = 0.2
-
-
-class Seen(NamedTuple):
-    """What /proc says of a process: its session, and when it began, in ticks since the machine started."""
-
-    session: int
-    began: str
 
 
 @dataclass(frozen=True)
@@ -57,19 +51,25 @@ class Service:
     @property
     def running(self) -> bool:
         """Whether the process that was started is there."""
-        pid, began = self._started()
-        found = _see(pid)
-        return found is not None and found.began == began
+        pid, mark = self._started()
+        return bool(mark) and _mark(pid) == mark
 
     def start(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> None:
-        """Start it and return at once; `await_ready` waits for it."""
+        """Start it and return at once; `await_ready` waits for it. What a killed one has left goes first."""
+        self.stop()
+        mark = f"{self.name}-{secrets.token_hex(8)}"
         with self.log.open("ab") as log:
             # Not awaited here: the command ends, and the service stays.
             process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
+                command,
+                env={**environment, MARK: mark},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
             )
-        found = _see(process.pid)
-        self._id_file.write_text(f"{process.pid} {found.began if found else ''}")
+        self._id_file.write_text(f"{process.pid} {mark}")
 
     def await_ready(self, ready: Callable[[], bool], limit: float = START_LIMIT) -> None:
         """Wait until it answers.
@@ -89,14 +89,14 @@ class Service:
         raise FedlinError(f"{self.name} did not answer within {limit:g} s: see {self.log}")
 
     def stop(self, limit: float = STOP_LIMIT) -> bool:
-        """End it and everything that it has started: politely, then at once. Returns whether there was anything to end."""
-        found = bool(self._members())
-        if self.running:
-            self._tell([self._started()[0]], signal.SIGTERM, limit)
+        """End it and everything that it has started, which goes first, so that runs can still tell their server; politely, then at
+        once. Returns whether there was anything to end."""
+        leader, found = self._started()[0], self._members()
+        self._tell([pid for pid in found if pid != leader], signal.SIGTERM, limit)
         self._tell(self._members(), signal.SIGTERM, limit)
         self._tell(self._members(), signal.SIGKILL, limit)
         self._id_file.unlink(missing_ok=True)
-        return found
+        return bool(found)
 
     @property
     def _id_file(self) -> Path:
@@ -104,19 +104,15 @@ class Service:
 
     def _started(self) -> tuple[int, str]:
         try:
-            pid, began = self._id_file.read_text().split()
-            return int(pid), began
+            pid, mark = self._id_file.read_text().split()
+            return int(pid), mark
         except (OSError, ValueError):
             return 0, ""
 
     def _members(self) -> list[int]:
-        """Ids of the session's processes. No new session gets its number while one of them is there."""
-        pid, began = self._started()
-        leader = _see(pid)
-        if not pid or (leader and leader.began != began):
-            return []
-        seen = {int(each.name): _see(int(each.name)) for each in Path("/proc").iterdir() if each.name.isdecimal()}
-        return [member for member, found in seen.items() if found and found.session == pid]
+        _, mark = self._started()
+        ids = (int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal())
+        return [pid for pid in ids if mark and _mark(pid) == mark]
 
     def _tell(self, pids: Sequence[int], number: signal.Signals, limit: float) -> None:
         for pid in pids:
@@ -127,11 +123,11 @@ class Service:
             time.sleep(POLL)
 
 
-def _see(pid: int) -> Seen | None:
-    """A process that runs; one that has ended, and that nobody has asked for its exit code, does not."""
+def _mark(pid: int) -> str:
+    """The mark in a process's environment; empty where it has none, is somebody else's, or has ended."""
     try:
-        # The name, in brackets, may have spaces and brackets itself.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return Seen(int(fields[3]), fields[19]) if fields[0] != "Z" else None
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    start = f"{MARK}=".encode()
+    return next((each.removeprefix(start).decode() for each in environment if each.startswith(start)), "")
