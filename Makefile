@@ -30,8 +30,9 @@ stack: $(READY)
 stack-down: $(READY)
 	$(BIN)/python -m flows.stack down
 
+# To PREFECT_API_URL; where that is not set, to the stack that is up.
 deploy: $(READY)
-	$(BIN)/python -m flows.deploy
+	@if test -z "$$PREFECT_API_URL" && test -e .stack/env; then . ./.stack/env; fi; $(BIN)/python -m flows.deploy
 
 # Needs uv. The lock holds versions and hashes, and no address: pip takes it with whatever index it is set up for.
 lock:

@@ -137,7 +137,9 @@ class Stack:
                 try:
                     socket.create_server(("127.0.0.1", port)).close()
                 except OSError as error:
-                    raise Misuse(f"port {port} cannot be used ({error.strerror}): name another one with --{name}-port") from None
+                    raise Misuse(
+                        f"port {port} cannot be used ({os.strerror(error.errno or 0)}): name another one with --{name}-port"
+                    ) from None
 
 
 def _saved(folder: Path) -> Ports:

@@ -123,7 +123,7 @@ class Postgres:
         return done.stdout
 
     def _run(self, program: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        account, client = _account(), program in ("psql", "createdb")
+        found, account, client = _program(program), _account(), program in ("psql", "createdb")
         lent: dict[str, Any] = {} if client or not account else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
         environment = os.environ | {"PGPASSFILE": str(self.password_file), "LC_ALL": "C.UTF-8"}
         if lent and not _reaches(self.folder, lent):
@@ -131,7 +131,7 @@ class Postgres:
         # pg_ctl leaves the server with the outputs that it has itself, so these are files: a pipe would never end.
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
             files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": error}
-            done = subprocess.run([_program(program), *words], cwd="/", env=environment, check=False, **files, **lent)
+            done = subprocess.run([found, *words], cwd="/", env=environment, check=False, **files, **lent)
             return subprocess.CompletedProcess(done.args, done.returncode, _read(out), _read(error))
 
 

@@ -59,7 +59,6 @@ class Service:
         self.stop()
         mark = f"{self.name}-{secrets.token_hex(8)}"
         with self.log.open("ab") as log:
-            # Not awaited here: the command ends, and the service stays.
             process = subprocess.Popen(
                 command,
                 env={**environment, MARK: mark},
@@ -70,6 +69,7 @@ class Service:
                 start_new_session=True,
             )
         self._id_file.write_text(f"{process.pid} {mark}")
+        process.returncode = 0  # nobody here waits for its end
 
     def await_ready(self, ready: Callable[[], bool], limit: float = START_LIMIT) -> None:
         """Wait until it answers.

@@ -18,16 +18,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 import flows.stack.local
+from fedcore.data import create_simulated
 from fedcore.errors import FedlinError, Misuse
+from fedcore.simulate import Fleet
+from fedcore.testing import small_fleet
 from flows.stack.local import Stack
 from flows.stack.processes import MARK, Service
 from flows.workspace import Workspace
+from tasks.lock import alone
 
 ROOT = Path(flows.stack.local.__file__).parents[2]
 ROUNDS, DEVICES = 3, 100
+
+ENDS = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 
 # Generous: a machine that does other things too.
 PATIENCE = 300.0
@@ -161,6 +168,14 @@ def demo(deployed: Project) -> Project:
     return deployed
 
 
+@pytest.fixture(scope="module")
+def small(deployed: Project) -> Project:
+    """With a small fleet, which validates too."""
+    data = {f"{k:03}": each._replace(validation=each.train) for k, each in enumerate(small_fleet(rows=(12, 17, 30)).values())}
+    create_simulated(deployed.home / "datasets", "small", Fleet(data, np.zeros((3, 3)), np.eye(3)), "a small fleet")
+    return deployed
+
+
 @needed
 @pytest.mark.slow
 def test_a_second_start_changes_nothing(project: Project) -> None:
@@ -216,27 +231,33 @@ def sql(project: Project, database: str, query: str) -> str:
 
 @needed
 @pytest.mark.slow
-def test_a_partition_that_is_ingested_starts_a_training_of_its_data_set(demo: Project) -> None:
-    (file,) = (demo.home / "datasets/demo/device=001").glob("*.parquet")
-    ingested = demo.start("ingest", dataset="demo", file=str(file), device="extra")
-    (run,) = wait_for(lambda: demo.flow_runs("retrain-on-partition", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "CRASHED"))
-    assert demo.state(ingested)["state"]["type"] == "COMPLETED"
-    assert run["parameters"] == {"config": {"dataset": "demo"}}
-    assert wait_for(lambda: _ended(demo.state(run["id"])))["state"]["type"] == "COMPLETED"
+def test_a_partition_that_is_ingested_starts_a_training_of_its_data_set(small: Project) -> None:
+    (file,) = (small.home / "datasets/small/device=000").glob("*.parquet")
+    ingested = small.start("ingest", dataset="small", file=str(file), device="extra")
+    (run,) = wait_for(lambda: small.flow_runs("retrain-on-partition", "RUNNING", *ENDS))
+    assert small.state(ingested)["state"]["type"] == "COMPLETED"
+    assert run["parameters"] == {"config": {"dataset": "small"}}
+    assert wait_for(lambda: _ended(small.state(run["id"])))["state"]["type"] == "COMPLETED"
 
 
 @needed
 @pytest.mark.slow
-def test_of_three_runs_on_a_data_set_one_waits_and_one_is_cancelled(demo: Project) -> None:
-    settings = {"dataset": "demo", "algorithms": ["separate"], "rounds": 2, "budget": 1}
-    runs = [demo.start("compare", **settings) for _ in range(3)]
-    ended = [wait_for(lambda run=run: _ended(demo.state(run))) for run in runs]
-    states = sorted(run["state"]["type"] for run in ended)
-    assert states == ["CANCELLED", "FAILED", "FAILED"] or states == ["CANCELLED", "COMPLETED", "COMPLETED"], ended
+def test_a_run_waits_for_its_data_set_and_another_is_cancelled(small: Project) -> None:
+    settings = {"dataset": "small", "algorithms": ["separate", "pooled"], "rounds": 2, "budget": 1}
+    turns = Workspace(small.home).turns / "small"
+    with alone(turns / "turn.lock"):
+        waits = small.start("compare", **settings)
+        wait_for((turns / "compare-waits.lock").exists)
+        away = wait_for(lambda run=small.start("compare", **settings): _ended(small.state(run)))
+        assert small.state(waits)["state"]["type"] == "RUNNING"
+    assert away["state"]["type"] == "CANCELLED"
+    assert away["state"]["message"] == "a compare of data set 'small' waits already, and will read the same rows: nothing to do"
+    ended = wait_for(lambda: _ended(small.state(waits)))
+    assert ended["state"]["type"] == "COMPLETED", ended["state"]["message"]
 
 
 def _ended(run: dict[str, Any]) -> dict[str, Any] | None:
-    return run if run["state"]["type"] in ("COMPLETED", "FAILED", "CANCELLED", "CRASHED") else None
+    return run if run["state"]["type"] in ENDS else None
 
 
 @needed
