@@ -248,7 +248,8 @@ def test_a_run_waits_for_its_data_set_and_another_is_cancelled(small: Project) -
     with alone(turns / "turn.lock"):
         waits = small.start("compare", **settings)
         wait_for((turns / "compare-waits.lock").exists)
-        away = wait_for(lambda run=small.start("compare", **settings): _ended(small.state(run)))
+        third = small.start("compare", **settings)
+        away = wait_for(lambda: _ended(small.state(third)))
         assert small.state(waits)["state"]["type"] == "RUNNING"
     assert away["state"]["type"] == "CANCELLED"
     assert away["state"]["message"] == "a compare of data set 'small' waits already, and will read the same rows: nothing to do"
