@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -46,6 +47,8 @@ def in_turn(function: F) -> F:
         except TurnedAway as reason:
             return Cancelled(message=str(reason))
 
+    # Prefect looks names in annotations up where a function was written, and this one was written here.
+    cast(Any, waiting).__signature__ = inspect.signature(function, eval_str=True)
     return cast(F, waiting)
 
 

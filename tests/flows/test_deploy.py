@@ -72,6 +72,15 @@ def test_parameters_of_a_schedule_are_valid(schedule: dict[str, Any]) -> None:
     deployed("retrain").validate_parameters(schedule["parameters"])
 
 
+@pytest.mark.parametrize("name", ["compare", "ingest"])
+def test_a_process_takes_what_the_server_takes(name: str) -> None:
+    given = {"config": {"dataset": "pumps"} | ({"file": "a.csv"} if name == "ingest" else {})}
+    assert is_valid(given, schema(name))
+    taken = deployed(name).validate_parameters(given)["config"]
+    assert taken.dataset == "pumps"
+    assert type(taken).__name__ == f"{name.title()}Config"
+
+
 def test_the_trigger_waits_for_the_event_and_names_its_data_set() -> None:
     (trigger,) = DEPLOYMENTS["retrain-on-partition"]["triggers"]
     assert trigger["expect"] == [PARTITION_ADDED]
