@@ -57,7 +57,7 @@ class Service:
     def start(self, command: Sequence[str | Path], environment: Mapping[str, str]) -> None:
         """Start it and return at once; `await_ready` waits for it. What a killed one has left goes first."""
         self.stop()
-        mark = f"{self.name}-{secrets.token_hex(8)}"
+        mark = f"{self.folder / self.name}-{secrets.token_hex(8)}"
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -104,7 +104,7 @@ class Service:
 
     def _started(self) -> tuple[int, str]:
         try:
-            pid, mark = self._id_file.read_text().split()
+            pid, mark = self._id_file.read_text().split(maxsplit=1)
             return int(pid), mark
         except (OSError, ValueError):
             return 0, ""

@@ -52,12 +52,12 @@ def why_not() -> str:
 needed = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
 
-def marked() -> list[str]:
-    """What the processes are that a stack has started, and their children."""
+def marked(folder: Path) -> list[str]:
+    """What the processes are that services of a folder have started, and their children."""
     found: list[str] = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if f"{MARK}=".encode() in (process / "environ").read_bytes():
+            if f"{MARK}={folder}/".encode() in (process / "environ").read_bytes():
                 found.append((process / "cmdline").read_text().replace("\0", " "))
     return found
 
@@ -264,11 +264,11 @@ def _ended(run: dict[str, Any]) -> dict[str, Any] | None:
 @needed
 @pytest.mark.slow
 def test_the_end_leaves_no_process_and_keeps_the_databases(project: Project) -> None:
-    assert marked() != []
+    assert marked(project.home / ".stack") != []
     down = project.command("flows.stack", "down")
     assert down.returncode == 0, down.stderr
     assert down.stdout.splitlines() == ["worker ended", "mlflow ended", "prefect ended", "PostgreSQL ended"]
-    assert marked() == []
+    assert marked(project.home / ".stack") == []
     for port in project.ports:
         socket.create_server(("127.0.0.1", port)).close()
     assert not list((project.home / ".stack").glob("*.pid"))
@@ -286,9 +286,9 @@ def test_a_service_ends_with_what_it_has_started(tmp_path: Path) -> None:
     assert not service.stop()
     service.start([sys.executable, "-c", PARENT], os.environ)
     service.await_ready(lambda: "up" in service.log.read_text(), limit=60)
-    assert len([each for each in marked() if "time.sleep(1000)" in each]) == 2
+    assert len([each for each in marked(tmp_path) if "time.sleep(1000)" in each]) == 2
     assert service.stop()
-    assert not [each for each in marked() if "time.sleep(1000)" in each]
+    assert not [each for each in marked(tmp_path) if "time.sleep(1000)" in each]
 
 
 def test_what_a_killed_service_has_started_ends_too(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_what_a_killed_service_has_started_ends_too(tmp_path: Path) -> None:
     os.kill(int((tmp_path / "parent.pid").read_text().split()[0]), 9)
     wait_for(lambda: not service.running)
     assert service.stop()
-    assert not [each for each in marked() if "time.sleep(1000)" in each]
+    assert not [each for each in marked(tmp_path) if "time.sleep(1000)" in each]
 
 
 def test_another_process_that_has_got_the_id_is_left_alone(tmp_path: Path) -> None:
