@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint bench lock clean
+.PHONY: demo test lint bench stack stack-down deploy lock clean
 
 demo: $(READY)
 	@test -e datasets/demo/dataset.toml || $(BIN)/fedlin simulate demo --dataset demo --seed 0
@@ -23,6 +23,16 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.hm2
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.partitions
+
+stack: $(READY)
+	$(BIN)/python -m flows.stack up
+
+stack-down: $(READY)
+	$(BIN)/python -m flows.stack down
+
+# To PREFECT_API_URL; where that is not set, to the stack that is up.
+deploy: $(READY)
+	@if test -z "$$PREFECT_API_URL" && test -e .stack/env; then . ./.stack/env; fi; $(BIN)/python -m flows.deploy
 
 # Needs uv. The lock holds versions and hashes, and no address: pip takes it with whatever index it is set up for.
 lock:

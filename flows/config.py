@@ -16,6 +16,8 @@ from fedcore.rounds import Schedule
 
 C = TypeVar("C", bound="DataConfig")
 
+_SHARE: dict[str, Any] = {"exclusiveMinimum": 0, "maximum": 1}
+
 
 class DataConfig(BaseModel):
     """What every command that leaves a run is asked for: on what, and where it is tracked.
@@ -35,10 +37,36 @@ class DataConfig(BaseModel):
     COMMAND: ClassVar[str]
     """The command whose configuration it is."""
 
-    dataset: str = Field(description="Name of a data set.")
+    dataset: str = Field(min_length=1, description="Name of a data set.")
     target: str | None = Field(default=None, description="One of the contract's targets, by default its own.")
     target_scaling: str | None = Field(default=None, description="none, train or own, in place of the contract's.")
     experiment: str | None = Field(default=None, description="The MLflow experiment, by default the data set's name.")
+
+
+class IngestConfig(BaseModel):
+    """Rows that come to a data set.
+
+    Attributes
+    ----------
+    dataset
+        Name of a data set that has a contract.
+    file
+        The source, as the machine sees it that reads it.
+    device, append
+        Whose rows they are, and whether it is there already; without a device the source is of all devices of a data set that has none.
+    units
+        By column, the unit in which this source brings it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dataset: str = Field(min_length=1, description="Name of a data set that has a contract.")
+    file: str = Field(
+        min_length=1, description="A .csv, .txt or .parquet file, or a folder of them: a path on the worker's machine, or a URL."
+    )
+    device: str | None = Field(default=None, min_length=1, description="Whose rows they are; by default all devices of a new data set.")
+    append: bool = Field(default=False, description="The device is there already: these are further rows.")
+    units: dict[str, str] = Field(default_factory=dict, description="The unit in which the file brings a column, by column.")
 
 
 class RunConfig(DataConfig):
@@ -50,10 +78,13 @@ class RunConfig(DataConfig):
         See `fedcore.rounds.Schedule`.
     """
 
-    rounds: int = Field(default=30, description="The most communication rounds.")
-    seed: int = Field(default=0, description="Root of all random numbers.")
-    participation: float = Field(default=1.0, description="Share of the fleet drawn each round.")
-    quorum: float = Field(default=0.5, description="Share of the drawn devices that must answer.")
+    # `Schedule` holds the bounds; in the schema they are for a server, which refuses parameters before a run is made of them.
+    rounds: int = Field(
+        default=30, description="The most communication rounds.", json_schema_extra={"minimum": 1, "maximum": 1_000_000_000}
+    )
+    seed: int = Field(default=0, description="Root of all random numbers.", json_schema_extra={"minimum": 0, "maximum": 2**63 - 1})
+    participation: float = Field(default=1.0, description="Share of the fleet drawn each round.", json_schema_extra=_SHARE)
+    quorum: float = Field(default=0.5, description="Share of the drawn devices that must answer.", json_schema_extra=_SHARE)
 
     def build_schedule(self) -> Schedule:
         """Rounds, seed, participation and quorum.

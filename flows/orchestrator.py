@@ -7,7 +7,6 @@ closes and the server ends itself. So no server outlives its run.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import queue
@@ -20,7 +19,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import tasks as tasks  # isort: skip  (settles the environment, which prefect reads on import)
@@ -41,6 +39,7 @@ EVENTS_LIMIT = 60.0
 # What a private server does differently from Prefect's defaults, where the user has not set the variable.
 SERVER_DEFAULTS = {
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+    "PREFECT_MESSAGING_BROKER": "flows.messaging",
     # The recorder writes each change of a task run in a transaction of its own, and lags by minutes; in batches it keeps up.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
@@ -265,29 +264,13 @@ def _serve() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import uvicorn
     from prefect.server.api.server import create_app
-    from prefect.server.utilities.messaging import memory
 
-    memory.Subscription = _unbounded(memory.Subscription)
     listener = socket.create_server(("127.0.0.1", 0))
     os.write(sys.stdout.fileno(), b"%d\n" % listener.getsockname()[1])
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads the pipe after the port
     # An ephemeral app does without UI, schedules and other services that nobody would use here.
     app = create_app(ephemeral=True, final=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[listener])
-
-
-def _unbounded(subscription: type) -> type:
-    """Prefect's in-memory event queue without its bound of 10,000, past which it drops events, and with them ends of task runs.
-
-    Waiting for room instead would hang the server: it sends events itself while it holds the database, for which the reader waits.
-    """
-
-    class Unbounded(subscription):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._queue = asyncio.Queue()
-
-    return Unbounded
 
 
 def _end_with_parent() -> None:

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
+from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
@@ -43,6 +44,11 @@ TASK_RUNNER: Any = ThreadPoolTaskRunner(max_workers=4)
 def new_run_id() -> str:
     """An id that sorts by the time of its making."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+
+
+def flow_run_name() -> str:
+    """How Prefect is to name a run: as its folder, where the caller has named that; else the name stays that Prefect gave it."""
+    return flow_run.parameters.get("run_id") or flow_run.name
 
 
 def open_data(config: DataConfig, workspace: Workspace) -> Dataset:

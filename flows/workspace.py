@@ -62,6 +62,16 @@ class Workspace:
         return self.root / ".prefect"
 
     @property
+    def turns(self) -> Path:
+        """Locks of the data sets that deployed runs work on."""
+        return self.root / ".turns"
+
+    @property
+    def stack(self) -> Path:
+        """Databases, logs and process ids of the local stack."""
+        return self.root / ".stack"
+
+    @property
     def mlflow_store(self) -> Path:
         """The SQLite store that is used where `MLFLOW_TRACKING_URI` is not set."""
         return self.root / "mlflow.db"

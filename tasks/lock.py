@@ -18,7 +18,7 @@ def alone(lock: Path, *, timeout: float = 120) -> Iterator[None]:
     lock
         The file; made, with its folder, if missing, and left behind.
     timeout
-        Longest wait, in seconds.
+        Longest wait, in seconds; -1 for as long as it takes.
 
     Raises
     ------

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -18,7 +17,6 @@ from fedcore.data import (
     SourceFile,
     add_partition,
     describe_dataset,
-    fit_preprocessing,
     import_file,
     infer_contract,
     list_datasets,
@@ -29,11 +27,8 @@ from fedcore.data import (
 from fedcore.data.places import place
 from fedcore.errors import DataError, Misuse
 from flows.events import tell_added
+from flows.inspection import inspect_devices, rows_by_device
 from flows.workspace import Workspace
-
-T = TypeVar("T")
-
-_SHOWN_FAILURES = 10
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: contracts and partitions.")
 
@@ -77,10 +72,10 @@ def import_(
     unit: Units = None,
 ) -> None:
     """Split a source by device into the partitions of a data set."""
-    imported, cards = _checked(
-        import_file(Workspace.find().datasets, place(file), dataset, device=device, target=target, units=_units(unit))
+    imported, cards = inspect_devices(
+        import_file(Workspace.find().datasets, place(file), dataset, device=device, target=target, units=_units(unit)), typer.echo
     )
-    _tell(dataset, {card.device: card.n_train + card.n_validation + card.n_test for card in cards})
+    _tell(dataset, rows_by_device(cards))
     _show(imported, cards)
 
 
@@ -113,7 +108,7 @@ def remove(
 @app.command()
 def check(name: Name) -> None:
     """Read every device of a data set and hold it against the contract."""
-    _show(*_checked(open_dataset(Workspace.find().datasets, name)))
+    _show(*inspect_devices(open_dataset(Workspace.find().datasets, name), typer.echo))
 
 
 @app.command()
@@ -178,30 +173,6 @@ def _form(separator: str | None, decimal: str | None, header: str | None) -> Sou
 def _tell(dataset: str, rows: dict[str, int]) -> None:
     if failure := tell_added(dataset, rows):
         typer.echo(f"fedlin: warning: {failure}", err=True)
-
-
-def _checked(dataset: Dataset) -> tuple[Dataset, list[DeviceCard]]:
-    if dataset.contract.needs_fit:
-        # It stays here: an import or a check tells nobody, so the disclosure rules are for the run to hold.
-        summaries = _of_all(dataset, lambda dataset, device_id: dataset.summary(device_id, gated=False))
-        dataset = dataset.with_fitted(fit_preprocessing(dataset.contract, summaries))
-    return dataset, _of_all(dataset, Dataset.card)
-
-
-def _of_all(dataset: Dataset, read: Callable[[Dataset, str], T]) -> list[T]:
-    found: list[T] = []
-    failures: list[str] = []
-    for device_id in dataset.device_ids:
-        try:
-            found.append(read(dataset, device_id))
-        except DataError as error:
-            failures.append(str(error))
-    for failure in failures[:_SHOWN_FAILURES]:
-        typer.echo(failure)
-    if failures:
-        total = len(found) + len(failures)
-        raise Misuse(f"data set {dataset.name!r}: {len(failures)} of {total} devices break the contract: correct or import them again")
-    return found
 
 
 def _show(dataset: Dataset, cards: list[DeviceCard]) -> None:
