@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from prefect import flow, unmapped
 from prefect.client.schemas.objects import State
-from prefect.runtime import flow_run
 
 from fedcore.algorithm import Outcome
 from fedcore.data import Dataset
@@ -24,8 +23,9 @@ from flows.drifts import Drifts
 from flows.fleet import Fleet
 from flows.parent import Parent
 from flows.progress import SHOWN, say
-from flows.running import TASK_RUNNER, Run, open_data
+from flows.running import TASK_RUNNER, Run, flow_run_name, open_data
 from flows.train import train
+from flows.turns import in_turn
 from tasks.checkpoint import RunFolder
 from tasks.decision import KEPT, PROMOTED, SKIPPED, SUPERSEDED, Decision, actor, now
 from tasks.results import finite
@@ -55,12 +55,8 @@ class Ring(NamedTuple):
     apart: str
 
 
-def _run_name() -> str:
-    given = flow_run.parameters
-    return given.get("run_id") or f"retrain {dict(given.get('config') or {}).get('dataset', '')}".strip()
-
-
-@flow(name="fedlin-retrain", flow_run_name=_run_name, task_runner=TASK_RUNNER, persist_result=False)
+@flow(name="fedlin-retrain", flow_run_name=flow_run_name, task_runner=TASK_RUNNER, persist_result=False)
+@in_turn
 def retrain(config: RetrainConfig | None = None, run_id: str | None = None) -> State[None]:
     """Train a challenger for a data set's champion and promote it where it is better; or go on with a run that was interrupted.
 

@@ -130,7 +130,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         self, downs: Sequence[Any], devices: Sequence[Device], datas: Sequence[DeviceData], rngs: Sequence[Generator]
     ) -> tuple[Sequence[Device], Sequence[Any], Sequence[DeviceInfo]]:
         down, device, m = stacked(downs), stacked(devices), len(devices)
-        model = self._model(down.units and alike(down.units))
+        model = self._model(alike(down.units))
         if isinstance(down, Ask):
             phase, point = self.phases[int(np.asarray(down.phase)[0])], alike(down.point)
             infos = Stacked(DeviceInfo(model.loss(device.private)), m)
@@ -268,7 +268,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             return [DeviceResult(np.zeros(data.train.d)) for data in datas]
         q, which = _told_of(down)
         cavity, _ = self._cavity(_site(device, which), q)
-        found = self._model(down.units and alike(down.units)).coefficients(device.private, q, cavity)
+        found = self._model(alike(down.units)).coefficients(device.private, q, cavity)
         return [DeviceResult(each.mean, each) for each in found]
 
     def caution(self, server: Server) -> str:
@@ -310,7 +310,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         if not isinstance(told, Current | Seeking):
             return None
         q, which = _told_of(told)
-        _, proposal, _ = self._refreshed(self._model(told.units and alike(told.units)), state, which, q)
+        _, proposal, _ = self._refreshed(self._model(alike(told.units)), state, which, q)
         found = divergence(q.plus(proposal.site.total()), q)
         return found if np.isfinite(found) and not np.asarray(proposal.skipped).any() else None
 

@@ -24,8 +24,8 @@ def to_all(message: M, m: int) -> Stacked[M]:
 
 
 def alike(message: M) -> M:
-    """What all devices were sent alike."""
-    return Stacked(message, 1)[0]
+    """What all devices were sent alike; () stays what it is."""
+    return Stacked(message, 1)[0] if message else message
 
 
 def at(up: Any, rows: Booleans) -> Any:
