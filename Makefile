@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/fedlin train demo --config deployments/demo.toml
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check
