@@ -30,13 +30,14 @@ from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
 from fedcore.hm2.grid import Indices, OnGrid, on_grid
 from fedcore.hm2.hierarchy import Tilted
 from fedcore.hm2.natural import NaturalParams, log_density, log_partition, moments, natural
-from fedcore.hm2.units import Units
+from fedcore.hm2.units import Squares, Units, squares, units_of
 from fedcore.messages import Stacked
 from fedcore.options import choice, number
 from fedcore.rows import DeviceData, Floats, Scalar
 
-PROFILE = np.linspace(-3.0, 3.0, 15)
-"""Where the start looks for log lambda, in standard deviations of its prior."""
+PROFILE, SDS, REACH = 31, 3.0, 9.0
+"""At how many values of log lambda the start looks, and how far to both sides: so many standard deviations around its prior's mean, and
+so far around where coefficients are as large as the columns can use."""
 
 FAR = 4.0
 """Standard deviations of the prior, from which on a mean of phi is said to be far from it."""
@@ -75,23 +76,25 @@ class Prepared(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where the start has got to."""
+    """Where the start has got to; the size of coefficients is what the columns can use."""
 
     log_lambda: Scalar
     log_sigma2: Scalar
+    log_size: Scalar
 
 
 class Residuals(NamedTuple):
-    """A device's part of the first phase: residual sum of squares, degrees of freedom, y'y, and number of rows."""
+    """A device's part of the first phase: residual sum of squares, degrees of freedom, and what units are found from, as in `Squares`."""
 
     rss: Scalar
     freedom: Scalar
-    squares: Scalar
+    target: Scalar
+    columns: Floats
     n: Scalar
 
 
 class Profile(NamedTuple):
-    """A device's part of the second phase: log f_k at the points of `PROFILE`, shape (15,)."""
+    """A device's part of the second phase: log f_k at values of log lambda, shape (31,)."""
 
     log_factor: Floats
 
@@ -174,7 +177,8 @@ class Penalised(ABC):
     @property
     def _log_lambda(self) -> tuple[float, float]:
         """Mean and standard deviation of log lambda."""
-        offset = 0.0 if self.units is None else self.strength(self.units)
+        units = self.units
+        offset = 0.0 if units is None else self.strength(float(np.log(units.target)), float(np.log(units.coefficient)))
         sd = self.log_lambda_sd if self.lambda_prior == "log_normal" else float(np.sqrt(half_cauchy.VARIANCE))
         return self.log_lambda_mean + offset, sd
 
@@ -182,9 +186,9 @@ class Penalised(ABC):
     def _log_sigma2_mean(self) -> float:
         return self.log_sigma2_mean + (0.0 if self.units is None else 2.0 * float(np.log(self.units.target)))
 
-    def strength(self, units: Units) -> float:
-        """log lambda at which coefficients are as large as the columns can use, with noise as large as the target: of sigma / lambda."""
-        return float(np.log(units.column))
+    def strength(self, log_sigma: float, log_size: float) -> float:
+        """log lambda at which coefficients have this size: of sigma / lambda."""
+        return log_sigma - log_size
 
     def prepare(self, datas: Sequence[DeviceData]) -> Prepared:
         rows = compress(datas)
@@ -195,31 +199,33 @@ class Penalised(ABC):
         return np.asarray(private.rows.rss) / np.asarray(private.rows.n)
 
     def start(self, d: int) -> Start:
-        return Start(self._log_lambda[0], self._log_sigma2_mean)
+        return Start(self._log_lambda[0], self._log_sigma2_mean, 0.0)
 
     def start_statistics(self, phase: str, point: Start, private: Prepared) -> Residuals | Profile:
         rows = private.rows
         if phase == "noise":
-            return Residuals(rows.rss, rows.freedom, np.asarray(rows.power) * rows.n, rows.n)
-        phi = np.column_stack([self._log_lambdas(), np.full(len(PROFILE), float(point.log_sigma2))])
+            return Residuals(rows.rss, rows.freedom, *squares(rows))
+        phi = np.column_stack([self._log_lambdas(point), np.full(PROFILE, float(point.log_sigma2))])
         phi = np.repeat(phi[None], len(rows.y), axis=0)
         return Profile(normal_log_factor(private, self.variance(phi), np.exp(phi[..., 1])))
 
     def started(self, phase: str, point: Start, total: Residuals | Profile, devices: int, fleet: int) -> Start:
         if isinstance(total, Residuals):
-            mean_square = float(total.squares / total.n)
+            mean_square = float(total.target / total.n)
             if not mean_square > 0:
                 return point
+            size = float(np.log(units_of(Squares(total.target, total.columns, total.n)).coefficient))
             enough = total.freedom >= ENOUGH
             noise = float(total.rss / total.freedom) if enough else mean_square / 2.0
-            return point._replace(log_sigma2=float(np.log(max(noise, FLOOR * mean_square))))
-        height = total.log_factor * (fleet / devices) - 0.5 * PROFILE**2
+            return point._replace(log_sigma2=float(np.log(max(noise, FLOOR * mean_square))), log_size=size)
+        values, (mean, sd) = self._log_lambdas(point), self._log_lambda
+        height = total.log_factor * (fleet / devices) - 0.5 * ((values - mean) / sd) ** 2
         best = int(np.argmax(np.where(np.isfinite(height), height, -np.inf)))
-        return point._replace(log_lambda=float(self._log_lambdas()[best]))
+        return point._replace(log_lambda=float(values[best]))
 
-    def _log_lambdas(self) -> Floats:
-        mean, sd = self._log_lambda
-        return mean + sd * PROFILE
+    def _log_lambdas(self, point: Start) -> Floats:
+        (mean, sd), useful = self._log_lambda, self.strength(0.5 * float(point.log_sigma2), float(point.log_size))
+        return np.linspace(min(mean - SDS * sd, useful - REACH), max(mean + SDS * sd, useful + REACH), PROFILE)
 
     def start_sites(self, point: Start, private: Prepared) -> NaturalParams:
         n, d = np.asarray(private.rows.n), private.rows.y.shape[1]
@@ -286,8 +292,9 @@ class Ridge(Penalised):
 
     INFORMATION = 0.5
 
-    def strength(self, units: Units) -> float:
-        return 2.0 * float(np.log(units.column)) - float(np.log(units.target))
+    def strength(self, log_sigma: float, log_size: float) -> float:
+        """Of a variance sigma / lambda."""
+        return log_sigma - 2.0 * log_size
 
     def variance(self, phi: Floats) -> Floats:
         return np.exp(0.5 * phi[..., 1] - phi[..., 0])

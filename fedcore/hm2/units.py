@@ -26,9 +26,9 @@ class Units(NamedTuple):
         return self.target / self.columns
 
     @property
-    def column(self) -> float:
-        """One size for all columns, their geometric mean."""
-        return float(np.exp(np.log(self.columns).mean()))
+    def coefficient(self) -> float:
+        """One size for all of them, their geometric mean."""
+        return float(np.exp(np.log(self.coefficients).mean()))
 
 
 class Squares(NamedTuple):

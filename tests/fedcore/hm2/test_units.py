@@ -33,6 +33,18 @@ def test_large_targets_are_not_taken_for_noise(K: int, n: int, options: dict[str
         assert (np.abs(result.theta[name] - least_squares) < result.posterior[name].sd).all()
 
 
+@pytest.mark.parametrize("prior", ["lasso", "ridge", "elastic_net", "horseshoe"])
+@pytest.mark.parametrize("lambda_prior", ["log_normal", "half_cauchy"])
+@pytest.mark.parametrize(("target", "column"), [(1e3, 1.0), (1e9, 1.0), (1e-6, 1.0), (1.0, 1e-6), (1.0, 1e6)])
+def test_penalties_far_from_their_prior_are_found(prior: Any, lambda_prior: Any, target: float, column: float) -> None:
+    devices = {name: (column * X, target * y) for name, (X, y) in fleet(12, 20, 3).items()}
+    result = fit(Hm2(prior=prior, lambda_prior=lambda_prior), devices, rounds=30)
+    assert result.outcome.name == "converged"
+    for name, (X, y) in devices.items():
+        least_squares = np.linalg.lstsq(X, y)[0]
+        assert (np.abs(result.theta[name] - least_squares) < 0.5 * result.posterior[name].sd).all()
+
+
 SCALED: dict[str, dict[str, Any]] = {
     "gaussian": {},
     "gaussian, each its noise": {"noise": "device"},
