@@ -76,4 +76,4 @@ def actor() -> str:
 
 def now() -> str:
     """The time of a decision."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="microseconds")
