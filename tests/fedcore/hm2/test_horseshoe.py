@@ -126,8 +126,8 @@ def test_the_variational_approximation_at_a_flat_prior_is_ridge() -> None:
     assert found.log_evidence[0, 0] == pytest.approx(exact)
 
 
-@pytest.mark.parametrize("n", [3, 30])
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "n"), [(0, 30), (2, 30), (0, 3), (2, 3)])
 def test_columns_that_are_one_another(seed: int, n: int) -> None:
     """What their coefficients are together is known, and each is within what rows and prior allow."""
     rng = np.random.default_rng(seed)
@@ -137,7 +137,7 @@ def test_columns_that_are_one_another(seed: int, n: int) -> None:
         y = X @ (np.linspace(1.0, 3.0, 4) + rng.standard_normal(4)) + 0.5 * rng.standard_normal(n)
         X[:, 3] = X[:, 2]
         devices[f"{k}"] = (X, y)
-    result = fit(Hm2(prior="horseshoe"), devices, rounds=10)
+    result = fit(Hm2(prior="horseshoe"), devices, rounds=30)
     assert result.outcome.ok
     for name, (X, y) in devices.items():
         theta = result.theta[name]
