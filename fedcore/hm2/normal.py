@@ -29,7 +29,7 @@ from fedcore.hm2.outer import NODES, Found, Rules, tilted_moments
 from fedcore.hm2.units import Units
 from fedcore.hm2.warm import Hyperprior, Point, Statistics
 from fedcore.options import choice, number
-from fedcore.rows import DeviceData, Floats, Scalar
+from fedcore.rows import DeviceData, Floats
 from fedcore.semidefinite import EPSILON
 
 WIDENED = 100.0
@@ -41,6 +41,9 @@ FAR = 4.0
 """Prior standard deviations that a mean of mu is from the prior's, from where on another mode is possible. With tau profiled out, K
 devices around M have a second mode near the prior's mean, which takes them for widely scattered, only if M is more than 2 sqrt(K)
 standard deviations away; 4 is that for K = 4. Two or three devices may have one from nearer on, which is not looked for."""
+
+STEPS = 40
+"""Of Newton's method for where a rule on log sigma^2 starts, each at most 1."""
 
 VAGUE = 4.0
 """Variance of a guess at log sigma^2 from rows without residual degrees of freedom."""
@@ -285,13 +288,12 @@ class Normal(ABC):
         return split(cavity if self._shared else independent_noise(cavity, self._noise_mean, self.log_sigma2_sd**2), d)
 
     def _found(self, private: Private, q: NaturalParams, cavity: Cavity) -> Found:
-        """Rules start where q is, but for the noise: by the rows and the cavity if shared, and where it was last if the device's own."""
+        """Rules start where q is, but for the noise: by residuals and cavity if shared, and where it was last if the device's own."""
         m, d = len(private.noise), private.rows.R.shape[1]
         axes = self.axes(d)
         noise, scale = private.noise, private.noise_scale
         if self._shared:
-            noise, variance = _combined(noise, scale**2, cavity.noise_mean, cavity.noise_variance)
-            scale = np.sqrt(variance)
+            noise, scale = _placed(private, cavity.noise_mean, cavity.noise_variance)
         whole = moments(q)
         t = slice(d, d + axes)
         J = 1 if self._known else len(NODES)
@@ -318,7 +320,21 @@ def _own_noise(rows: Compressed, fallback: float) -> tuple[Floats, Floats]:
     return centre, np.where(some, polygamma(1, half), VAGUE)
 
 
-def _combined(mean: Floats, variance: Floats, other_mean: Scalar, other_variance: Scalar) -> tuple[Floats, Floats]:
-    """Mean and variance of the product of two normal densities."""
-    total = variance + other_variance
-    return (mean * other_variance + other_mean * variance) / total, variance * other_variance / total
+def _placed(private: Private, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
+    """Mode of log sigma^2 given a normal distribution and residuals, and the standard deviation by the curvature there.
+
+    The residuals' likelihood is no normal one: seen from a fleet with less noise, a noisy device's falls off like an exponential's. Where
+    there are no residual degrees of freedom, the device's guess counts for a normal one.
+    """
+    rows, guess = private.rows, 1.0 / private.noise_scale**2
+    some = np.asarray(rows.freedom) > 0
+    half_freedom = np.where(some, 0.5 * np.asarray(rows.freedom), 0.0)
+    half_rss = np.where(some, half_freedom * np.exp(private.noise), 0.0)
+    normal = np.where(some, 0.0, guess)
+    s = np.maximum(mean, private.noise)  # from above steps never overshoot by an exponential
+    for _ in range(STEPS):
+        exponential = half_rss * np.exp(-s)
+        slope = exponential - half_freedom - (s - mean) / variance - normal * (s - private.noise)
+        bend = exponential + 1.0 / variance + normal
+        s = s + np.clip(slope / bend, -1.0, 1.0)
+    return s, 1.0 / np.sqrt(half_rss * np.exp(-s) + 1.0 / variance + normal)

@@ -21,8 +21,8 @@ NODES, WEIGHTS = hermegauss(5)
 LOG_WEIGHTS = np.log(WEIGHTS) + 0.5 * NODES**2
 """Of an integral over x, rather than one over the standard normal distribution."""
 
-PASSES, TOLERANCE = 6, 0.3
-"""How often rules are placed at most, and by what share of their scale they may be off."""
+PASSES, TOLERANCE, MISPLACED = 12, 0.3, 1.0
+"""How often rules are placed at most, by what share of their scale they may be off, and from which on moments by them mean nothing."""
 
 REACH, GROWTH = 3.0, 3.0
 """How far a rule on t moves in one pass at most, in units of its scale, and by what factor its scale changes: nodes see no farther."""
@@ -98,6 +98,7 @@ def tilted_moments(integrate: Integrate, rows: Compressed, cavity: Cavity, start
         again, rules, off = _passed(integrate, rows_of(rows, active), cavity.of(active), rules)
         for kept, new in zip(found, again, strict=True):
             kept[active] = new
+    found.proper[active] &= off <= MISPLACED
     return found
 
 
