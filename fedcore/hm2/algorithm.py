@@ -27,7 +27,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcore.algorithm import Aggregated, BatchedAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
-from fedcore.hm2.approximation import Approximation, Proposal, of_prior, refreshed, with_sites, without
+from fedcore.hm2.approximation import Approximation, Proposal, of_prior, refreshed, with_prior, with_sites, without
 from fedcore.hm2.certificate import LEAST, Certificate, certified, draws, no_certificate
 from fedcore.hm2.cohorts import added_to, alike, at, to_all
 from fedcore.hm2.hierarchy import Hierarchy
@@ -65,7 +65,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         standard deviation, and change no standard deviation by more.
     certificate
         Whether to check phi's posterior by importance sampling, and to mend it: "on", "off", or "auto", in fleets of at most 30 devices
-        with a gaussian or isotropic prior and at most 60 numbers in phi. It takes one more round in which every device answers.
+        with a gaussian, isotropic or ridge prior and at most 60 numbers in phi. It takes one more round in which every device answers.
     hyperprior
         What phi's prior is stated in: "paper", in the units of the data, as the paper has it, where coefficients are about 1 in size; or
         "scaled", in units of the fleet's own, the root mean squares of target and columns, which are summed in a round before the others.
@@ -204,6 +204,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
     def _started(self, server: Server, phase: str) -> Server:
         if phase == UNITS:
             server = _with_units(server, self.hierarchy, units_of(server.total))
+            if server.approximation.sites.precision.any():  # a run that goes on has its sites, and needs no start
+                server = server._replace(phase=self.phases.index(MAIN) - 1)
         elif phase != SITES:
             heard, model = int(server.heard.sum()), self._model(server.units)
             server = server._replace(point=model.started(phase, server.point, server.total, heard, len(server.heard)))
@@ -275,8 +277,11 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         far = "means of phi are far from where their prior has them: scale features and target so that coefficients are about 1 in size"
         far = far if server.units else f"{far}, or use hyperprior=scaled"
         unchecked = "phi's moments were not checked by importance sampling, since the run has not converged"
+        change = server.approximation.change
+        unsettled = f"phi has not settled, the last round would have moved it by {change:.2g} of its standard deviations: allow more rounds"
         parts = {
             self.hierarchy.CAUTION: True,
+            unsettled: not server.ended and self.tolerance <= change < np.inf,
             unchecked: not server.ended and self._asks_certificate(server),
             far: self._model(server.units).far(server.kept.q),
         }
@@ -295,10 +300,11 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         return self.broadcast(server, 0)
 
     def continued_server(self, server: Server, places: Sequence[int | None], spec: FleetSpec) -> Server:
-        """Sites of those who left are divided out; the others' stay, and rounds go on in the phase `main`."""
+        """Sites of those who left are divided out; the others' stay, and rounds go on in the phase `main`, after one for the units of the
+        new fleet where the hyper-prior is stated in these."""
         found = without(server.approximation, places)
-        known = {"units": server.units, "point": server.point, "which": server.which}
-        fresh = self.init_server(spec)._replace(phase=self.phases.index(MAIN), **known)
+        phase = self.phases.index(UNITS if self.hyperprior == "scaled" else MAIN)
+        fresh = self.init_server(spec)._replace(phase=phase, units=server.units, point=server.point, which=server.which)
         return fresh._replace(approximations=(found, found), failed=not moments(found.q).proper)
 
     def continued_device(self, device: Device, initial: Device) -> Device:
@@ -337,10 +343,9 @@ def _with_approximation(server: Server, found: Approximation) -> Server:
 
 
 def _with_units(server: Server, hierarchy: Hierarchy[Any, Any, Any], units: Units) -> Server:
-    d, K = len(units.columns), len(server.heard)
-    model = hierarchy.at(units)
-    empty = of_prior(model.prior(d), K)
-    return server._replace(units=units, point=model.start(d), approximations=(empty, empty))
+    d, model = len(units.columns), hierarchy.at(units)
+    first, second = (with_prior(each, model.prior(d)) for each in server.approximations)
+    return server._replace(units=units, point=model.start(d), approximations=(first, second))
 
 
 def _failed(server: Server) -> Aggregated:

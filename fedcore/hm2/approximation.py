@@ -129,6 +129,11 @@ def refreshed(
     )
 
 
+def with_prior(approximation: Approximation, prior: NaturalParams) -> Approximation:
+    """The approximation with another prior."""
+    return approximation._replace(q=prior.plus(approximation.sites.total()), prior=prior)
+
+
 def without(approximation: Approximation, places: Sequence[int | None]) -> Approximation:
     """The approximation of another fleet: sites of those who left are divided out, and those who join have none yet."""
     prior = approximation.prior

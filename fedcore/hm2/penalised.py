@@ -290,6 +290,7 @@ class Penalised(ABC):
 class Ridge(Penalised):
     """theta_ki ~ N(0, variance sigma / lambda)."""
 
+    CHEAP = True
     INFORMATION = 0.5
 
     def strength(self, log_sigma: float, log_size: float) -> float:

@@ -136,3 +136,17 @@ def test_three_rows_and_the_fleet_beat_three_rows() -> None:
     ours, alone, least = np.sqrt(np.mean(errors, axis=0))
     assert ours <= 0.65 * alone
     assert ours < least
+
+
+def test_units_are_those_of_the_devices_that_are_left() -> None:
+    """Of a device with targets in other units, nothing stays in the prior either."""
+    _, devices = reference("uq")
+    X, y = devices["0000"].train
+    devices = {name: devices[name] for name in DEVICES[:8]} | {"0000": DeviceData.of(X, 50.0 * y)}
+    algorithm = Hm2(sigma=0.05, hyperprior="scaled", certificate="off")
+    old, new = DEVICES[:8], DEVICES[1:8]
+    state, before = trained(algorithm, devices, old)
+    found = gone_on(algorithm, devices, old, new, state, before, 30)
+    refit = fit(algorithm, {name: devices[name] for name in new}, rounds=60).server
+    assert float(refit.units.target) < 0.2 * float(state.server.units.target)
+    assert apart(refit.approximation.q, found) < 0.02
