@@ -278,7 +278,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         far = far if server.units else f"{far}, or use hyperprior=scaled"
         unchecked = "phi's moments were not checked by importance sampling, since the run has not converged"
         change = server.approximation.change
-        unsettled = f"phi has not settled, the last round would have moved it by {change:.2g} of its standard deviations: allow more rounds, or a smaller damping"
+        moved = f"phi has not settled, the last round would have moved it by {change:.2g} of its standard deviations"
+        unsettled = f"{moved}: allow more rounds, or a smaller damping"
         parts = {
             self.hierarchy.CAUTION: True,
             unsettled: not server.ended and self.tolerance <= change < np.inf,
