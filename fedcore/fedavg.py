@@ -147,6 +147,9 @@ class FedAvg(GlobalModel, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         theta = self.run(stacked(downs).theta, problem, datas, rngs)
         return devices, Stacked(Up(theta, problem.n), m), Stacked(DeviceInfo(self.loss(theta, problem)), m)
 
+    def form(self, spec: FleetSpec, server: Server) -> Up:
+        return Up(server.theta, 0.0)
+
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
         return self.averaged(server, stacked(ups))
 
