@@ -74,7 +74,7 @@ class Noisy(InProcess):
         told = super().local_steps(call)
         if call.round_num not in self.bad:
             return told
-        answered, ups, infos = map(list, told)
+        answered, ups, infos = list(told.answered), list(told.ups), list(told.infos)
         if self.spoil:
             ups[SPOILED], infos[SPOILED] = self.spoil(ups[SPOILED]), self.spoil(infos[SPOILED])
         else:
