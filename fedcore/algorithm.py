@@ -101,6 +101,8 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
         among them: they are the local budget, which algorithms are compared at.
     WHOLE
         Whether `aggregate` always applies updates whole.
+    FINITE
+        Whether an update with a number that is not finite is never taken.
 
     Raises
     ------
@@ -111,6 +113,7 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
 
     SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {}
     WHOLE: ClassVar[bool] = True
+    FINITE: ClassVar[bool] = True
 
     def init_server(self, spec: FleetSpec) -> Server:
         """The server's state before the first round."""
@@ -147,6 +150,10 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
         steps = [self.local_step(*each) for each in zip(downs, devices, datas, rngs, strict=True)]
         states, ups, infos = zip(*steps, strict=True)
         return states, ups, infos
+
+    def form(self, spec: FleetSpec, server: Server) -> Up:
+        """An update as devices are to send it in the next round, of any values: one of other fields, shapes or types is not taken."""
+        ...
 
     def accept(self, device: Device, pending: Device, fraction: float) -> Device:
         """The device's state once the server has applied `fraction` of the update that led to `pending`."""

@@ -117,6 +117,9 @@ class Ditto(GlobalModel, BatchedAlgorithm[Server, Device, Down, Up]):
         up = Up(fedavg.Up(theta, device.problem.n), change)
         return Stacked(moved, m), Stacked(up, m), Stacked(DeviceInfo(self.loss(v, device.problem)), m)
 
+    def form(self, spec: FleetSpec, server: Server) -> Up:
+        return Up(fedavg.Up(server.theta, 0.0), 0.0)
+
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
         up = stacked(ups)
         return self.averaged(server, up.shared, np.asarray(up.change))

@@ -220,6 +220,12 @@ class Eb(BatchedAlgorithm[Server, Device, Any, Any]):
             return slope.sum(axis=1, keepdims=True), curvature.reshape(m, -1).sum(axis=1, keepdims=True)
         return slope, packed(curvature)
 
+    def form(self, spec: FleetSpec, server: Server) -> Any:
+        if not server.noise:
+            return server.pooled
+        d = {"full": 0, "diagonal": len(server.mean), "isotropic": 1}[self.covariance]
+        return Update(server.sums, np.zeros(d), np.zeros(d * (d + 1) // 2))
+
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is found below, and named
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Any]) -> Aggregated:
         up = stacked(ups)

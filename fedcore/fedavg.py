@@ -9,9 +9,15 @@ Only one full-batch step with a rate that is the same on all devices descends th
 device goes further towards its own least squares, and the fixed point goes from the minimiser towards the average of those;
 safe rates, which differ by device, weigh each device by its own. No average of stable steps is unstable.
 
+A mean goes wherever a single device pulls it. With aggregation=median each coordinate of theta is the median over devices, with
+trimmed_mean the mean of what is left without the largest and the smallest values: whatever fewer than half of the devices send, or no
+more than are trimmed at each end, theta stays within what the others reached. Both count devices alike, since a device says itself how
+many rows it has; and where devices differ they are not the minimiser of the objective.
+
 Source: McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized
 Data", 2017, Algorithm 1; with equal weights as in Yue, Al Kontar and Estrada Gomez, "Federated Data Analytics: A Study on
-Linear Models", section 6.2.
+Linear Models", section 6.2. Coordinate-wise median and trimmed mean: Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed
+Learning: Towards Optimal Statistical Rates", 2018, definitions 1 and 2.
 """
 
 from __future__ import annotations
@@ -30,6 +36,9 @@ from fedcore.options import choice, number
 from fedcore.rows import DeviceData, Floats, Scalar
 
 TINY = float(np.finfo(float).tiny)
+
+ROUNDING = 1e-9
+"""What a number of devices may be short of a whole one by rounding: 0.29 of 100 are 29."""
 
 
 class Server(NamedTuple):
@@ -79,19 +88,27 @@ class GlobalModel(LocalSteps):
     Attributes
     ----------
     weights
-        Whether devices weigh in the average by their training "rows", or all "equal".
+        Whether devices weigh in the mean by their training "rows", or all "equal".
+    aggregation
+        "mean", or by coordinate the "median" or "trimmed_mean", in which devices count alike whatever `weights` is.
+    trimmed
+        Share in [0, 0.5) of the devices that a trimmed mean leaves out at each end, rounded down.
     tolerance
         The run has converged once the relative change (largest change of a coefficient by the largest coefficient) is below
         this in a round that every device answered.
     """
 
     weights: Literal["rows", "equal"] = "rows"
+    aggregation: Literal["mean", "median", "trimmed_mean"] = "mean"
+    trimmed: float = 0.1
     tolerance: float = 1e-8
 
     def __post_init__(self) -> None:
         """Raises Misuse on an option out of bounds."""
         super().__post_init__()
         choice("weights", self.weights, ("rows", "equal"))
+        choice("aggregation", self.aggregation, ("mean", "median", "trimmed_mean"))
+        number("trimmed", self.trimmed, 0, 0.5, below=True)
         number("tolerance", self.tolerance, 0, 1, below=True)
 
     def init_server(self, spec: FleetSpec) -> Server:
@@ -113,14 +130,21 @@ class GlobalModel(LocalSteps):
         personal
             The relative changes of what the devices keep for themselves, shape (m,), where they do.
         """
-        weight = np.asarray(up.n) if self.weights == "rows" else np.ones(len(up.theta))
-        theta = (weight / weight.sum()) @ up.theta
+        theta = self._global(up)
         changes = [relative_change(theta, server.theta), *(() if personal is None else personal)]
         if not (np.isfinite(theta).all() and np.isfinite(changes).all()):
             return Aggregated(server._replace(failed=True), 1.0, Info(np.inf))
         change = float(max(changes))
         settled = change if len(up.theta) == server.devices else np.inf
         return Aggregated(Server(theta, server.devices, settled, False), 1.0, Info(change))
+
+    def _global(self, up: Up) -> Floats:
+        if self.aggregation == "median":
+            return np.median(up.theta, axis=0)
+        if self.aggregation == "trimmed_mean":
+            return trimmed_mean(up.theta, self.trimmed)
+        weight = np.asarray(up.n) if self.weights == "rows" else np.ones(len(up.theta))
+        return (weight / weight.sum()) @ up.theta
 
     def status(self, server: Server) -> Continue | Outcome:
         if server.failed:
@@ -147,6 +171,9 @@ class FedAvg(GlobalModel, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         theta = self.run(stacked(downs).theta, problem, datas, rngs)
         return devices, Stacked(Up(theta, problem.n), m), Stacked(DeviceInfo(self.loss(theta, problem)), m)
 
+    def form(self, spec: FleetSpec, server: Server) -> Up:
+        return Up(server.theta, 0.0)
+
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
         return self.averaged(server, stacked(ups))
 
@@ -155,6 +182,21 @@ class FedAvg(GlobalModel, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
 
     def finalize(self, down: Down, device: LocalProblem, data: DeviceData) -> DeviceResult:
         return DeviceResult(down.theta)
+
+
+def trimmed_mean(values: Floats, share: float) -> Floats:
+    """By column, the mean without the largest and the smallest values, this share of them each, rounded down.
+
+    Parameters
+    ----------
+    values
+        Shape (m, d).
+    share
+        In [0, 0.5).
+    """
+    m = len(values)
+    out = min(int(share * m + ROUNDING), (m - 1) // 2)
+    return np.sort(values, axis=0)[out : m - out].mean(axis=0)
 
 
 @np.errstate(over="ignore", invalid="ignore")

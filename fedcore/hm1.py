@@ -226,6 +226,9 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
             return self.prior_weight * problem.calibrated_rate
         return self.prior_weight * (problem.eta if self._rate == "tied" else np.full_like(problem.eta, self._rate))
 
+    def form(self, spec: FleetSpec, server: Server) -> Up:
+        return Up(np.zeros(len(server.Theta)), np.zeros(()))
+
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is found below, and named
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
         up, chosen = stacked(ups), columns(cohort, len(server.prior_rate))

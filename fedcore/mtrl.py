@@ -115,6 +115,9 @@ class Mtrl(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         theta = self.run(stacked(downs).theta, problem, datas, rngs)
         return devices, Stacked(Up(theta, problem.calibrated_rate), m), Stacked(DeviceInfo(self.loss(theta, problem)), m)
 
+    def form(self, spec: FleetSpec, server: Server) -> Up:
+        return Up(np.zeros(len(server.Theta)), np.zeros(()))
+
     @np.errstate(over="ignore", invalid="ignore")  # what overflows is found at once, and named
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
         up, K = stacked(ups), server.Theta.shape[1]

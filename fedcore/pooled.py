@@ -137,6 +137,10 @@ class Pooled(BatchedAlgorithm[Server, Device, Down, Up]):
         device, m = stacked(devices), len(devices)
         return devices, Stacked(device.up, m), Stacked(DeviceInfo(device.loss), m)
 
+    def form(self, spec: FleetSpec, server: Server) -> Up:
+        d = len(server.theta)
+        return Up(np.zeros(d * (d + 3) // 2))
+
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
         chosen, heard, d = np.asarray(cohort), server.heard.copy(), len(server.theta)
         new = ~heard[chosen]

@@ -6,7 +6,7 @@ process or through an orchestrator, and the caller stores what each `RoundReport
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol, overload
@@ -16,8 +16,9 @@ from numpy.random import Generator, SeedSequence, default_rng
 from numpy.typing import NDArray
 
 from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec, Outcome
-from fedcore.messages import Broadcast, DeviceInfo, Receipt, columns, nbytes, stacked
+from fedcore.messages import Broadcast, DeviceInfo, Receipt, columns, nbytes, stacked, take
 from fedcore.options import number, whole
+from fedcore.quarantine import Faults, faults
 
 HEADER_BYTES = nbytes(Broadcast(0, 0, None, None))
 RECEIPT_BYTES = nbytes(Receipt(0, 0.0))
@@ -150,7 +151,9 @@ class RoundReport(NamedTuple):
     round_num, phase
         Number from 1, and the phase that it belonged to.
     cohort, answered
-        Devices drawn, and those of them that answered, ascending.
+        Devices drawn, and those of them that answered and were taken, ascending.
+    quarantined
+        Devices whose answer was not taken, with the reason; they count as silent.
     state
         The state to go on from; the previous one where the round did not count.
     loss
@@ -167,6 +170,7 @@ class RoundReport(NamedTuple):
     phase: str
     cohort: Sequence[int]
     answered: Sequence[int]
+    quarantined: Mapping[int, str]
     state: RunState
     loss: float
     info: tuple[float, ...]
@@ -181,8 +185,12 @@ class RoundReport(NamedTuple):
 
     @property
     def silent(self) -> list[int]:
-        """Devices that were drawn and did not answer."""
+        """Devices that were drawn and did not answer, or were not taken."""
         return sorted(set(self.cohort) - set(self.answered))
+
+    def reasons(self, device_ids: Sequence[str]) -> dict[str, str]:
+        """Why answers were not taken, by device id."""
+        return {device_ids[k]: why for k, why in self.quarantined.items()}
 
     def metrics(self) -> dict[str, float]:
         """The round's scalars by name."""
@@ -190,6 +198,7 @@ class RoundReport(NamedTuple):
         return {
             "cohort": len(self.cohort),
             "answered": len(self.answered),
+            "quarantined": len(self.quarantined),
             "loss": self.loss,
             "uplink_bytes": self.uplink_bytes,
             "downlink_bytes": self.downlink_bytes,
@@ -219,10 +228,11 @@ def rounds(algorithm: AnyAlgorithm, spec: FleetSpec, backend: Backend, schedule:
         round_num = state.round_num + 1
         cohort = draw_cohort(spec.device_ids, schedule, round_num)
         call = Call(round_num, cohort, algorithm.broadcasts(state.server, cohort), state)
-        answers = backend.local_steps(call)
+        told = backend.local_steps(call)
+        answers, quarantined = _sound(told, algorithm, spec, state, schedule, len(cohort))
         phase, loss, info, outcome = status.phase, np.nan, (), None
         if why := schedule.lost(len(answers.answered), len(cohort)):
-            outcome = _quorum_lost(round_num, len(answers.answered), len(cohort), why)
+            outcome = _quorum_lost(round_num, len(answers.answered), len(cohort), why, len(quarantined))
         else:
             server, fraction, info = backend.aggregate(state.server, answers)
             state = _advanced(state, server, answers.answered, fraction, main=phase == "main")
@@ -236,10 +246,30 @@ def rounds(algorithm: AnyAlgorithm, spec: FleetSpec, backend: Backend, schedule:
                 outcome = Outcome("completed", f"all {schedule.rounds} rounds were run", ok=True)
             if outcome and outcome.ok and (caution := algorithm.caution(server)):
                 outcome = replace(outcome, message=f"{outcome.message}; {caution}")
-        uplink = nbytes(answers.ups) + nbytes(answers.infos)
-        yield RoundReport(round_num, phase, cohort, answers.answered, state, loss, info, uplink, call.nbytes, outcome)
+        uplink = nbytes(told.ups) + nbytes(told.infos)
+        yield RoundReport(round_num, phase, cohort, answers.answered, quarantined, state, loss, info, uplink, call.nbytes, outcome)
         if outcome:
             return
+
+
+def _sound(
+    answers: Answers, algorithm: AnyAlgorithm, spec: FleetSpec, state: RunState, schedule: Schedule, drawn: int
+) -> tuple[Answers, dict[int, str]]:
+    """The answers that can be taken, and of the other devices the reasons.
+
+    Where so many are not finite that the others are no quorum, it is the local steps that overflow and not a device that is broken: these
+    are taken, and the algorithm says what to try.
+    """
+    found = faults(answers.ups, answers.infos, algorithm.form(spec, state.server), finite=algorithm.FINITE)
+    if not any(found):
+        return answers, {}
+    m = len(answers.answered)
+    if schedule.lost(m - len(found.malformed) - len(found.not_finite), drawn) and not schedule.lost(m - len(found.malformed), drawn):
+        found = Faults(found.malformed, {})
+    reasons = found.malformed | found.not_finite
+    kept = [i for i in range(m) if i not in reasons]
+    sound = Answers([answers.answered[i] for i in kept], take(answers.ups, kept), take(answers.infos, kept))
+    return sound, {answers.answered[i]: reasons[i] for i in sorted(reasons)}
 
 
 def _advanced(state: RunState, server: Any, answered: Sequence[int], fraction: float, *, main: bool) -> RunState:
@@ -254,12 +284,10 @@ def _overflowed(round_num: int) -> Outcome:
     return Outcome("diverged", f"the devices' training error is no longer finite in round {round_num}: {advice}", ok=False)
 
 
-def _quorum_lost(round_num: int, answered: int, drawn: int, why: str) -> Outcome:
-    return Outcome(
-        "quorum_lost",
-        f"round {round_num} got {answered} answers of {drawn} devices, {why}: see why devices fail, then resume the run",
-        ok=False,
-    )
+def _quorum_lost(round_num: int, answered: int, drawn: int, why: str, quarantined: int) -> Outcome:
+    others = f" and {quarantined} that could not be taken" if quarantined else ""
+    got = f"round {round_num} got {answered} answers{others} of {drawn} devices"
+    return Outcome("quorum_lost", f"{got}, {why}: see why devices fail, then resume the run", ok=False)
 
 
 def draw_cohort(device_ids: Sequence[str], schedule: Schedule, round_num: int) -> Sequence[int]:

@@ -52,6 +52,9 @@ class Separate(LocalSteps, BatchedAlgorithm[Empty, Device, Empty, Empty]):
         loss = self.loss(theta, device.problem)
         return Stacked(device._replace(theta=theta), m), Stacked(Empty(), m), Stacked(DeviceInfo(loss), m)
 
+    def form(self, spec: FleetSpec, server: Empty) -> Empty:
+        return server
+
     def aggregate(self, server: Empty, cohort: Sequence[int], ups: Sequence[Empty]) -> Aggregated:
         return Aggregated(server, 1.0, Empty())
 

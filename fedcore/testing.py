@@ -122,6 +122,7 @@ def _check_resumed(algorithm: AnyAlgorithm, fleet: dict[str, DeviceData]) -> Non
     state = RunState.initial(algorithm, spec)
     for report in rounds(algorithm, spec, straight, schedule, state):
         state = report.state
+        assert not report.quarantined, f"an update is not of the algorithm's own form: {report.quarantined}"
     resumed, backend = RunState.initial(algorithm, spec), _setting(algorithm, fleet)[2]
     while report := next(rounds(algorithm, spec, backend, schedule, unpack(pack(resumed))), None):
         resumed = report.state

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from typing import Any, ClassVar, NamedTuple, overload
 
 import numpy as np
 from numpy.random import Generator
@@ -150,6 +150,9 @@ class Trials(Algorithm[Server, Device, Down, Up]):
         One a trial.
     """
 
+    FINITE: ClassVar[bool] = False
+    """A trial that overflows on a device ends by itself, and the device goes on with the others."""
+
     algorithms: tuple[AnyAlgorithm, ...]
 
     def __post_init__(self) -> None:
@@ -175,7 +178,7 @@ class Trials(Algorithm[Server, Device, Down, Up]):
         return self.broadcasts(server, [k])[0]
 
     def broadcasts(self, server: Server, cohort: Sequence[int]) -> Sequence[Down]:
-        running = tuple(isinstance(self.ended(server, i), Continue) for i in range(len(self.algorithms)))
+        running = tuple(self._runs(server, i) for i in range(len(self.algorithms)))
         parts = [algorithm.broadcasts(trial.server, cohort) for algorithm, trial in zip(self.algorithms, server.trials, strict=True)]
         fractions = [tuple(row) for row in server.fractions[list(cohort)].tolist()]
         return Zipped([*parts, fractions], lambda each: Down(each[:-1], running, each[-1]), len(cohort))
@@ -222,6 +225,11 @@ class Trials(Algorithm[Server, Device, Down, Up]):
         each = zip(before, states, (down.fractions[i] for down in downs), strict=True)
         return [state if old == () else self.algorithms[i].accept(old, state, fraction) for old, state, fraction in each]
 
+    def form(self, spec: FleetSpec, server: Server) -> Up:
+        each = enumerate(zip(self.algorithms, server.trials, strict=True))
+        ups = tuple(algorithm.form(spec, trial.server) if self._runs(server, i) else None for i, (algorithm, trial) in each)
+        return Up(ups, (0.0,) * len(ups))
+
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
         trials: list[Trial] = []
         fractions = server.fractions.copy()
@@ -234,7 +242,10 @@ class Trials(Algorithm[Server, Device, Down, Up]):
             losses = [up.losses[i] for up in ups]
             trials.append(Trial(new, np.array([*trial.losses, float(np.mean(losses))]), trial.uplink_bytes + nbytes(mine) + nbytes(losses)))
         after = Server(tuple(trials), fractions)
-        return Aggregated(after, 1.0, Info(sum(isinstance(self.ended(after, i), Continue) for i in range(len(trials)))))
+        return Aggregated(after, 1.0, Info(sum(self._runs(after, i) for i in range(len(trials)))))
+
+    def _runs(self, server: Server, i: int) -> bool:
+        return isinstance(self.ended(server, i), Continue)
 
     def ended(self, server: Server, i: int) -> Continue | Outcome:
         """How trial i has ended, or that it goes on."""
@@ -247,7 +258,7 @@ class Trials(Algorithm[Server, Device, Down, Up]):
         return status
 
     def status(self, server: Server) -> Continue | Outcome:
-        if any(isinstance(self.ended(server, i), Continue) for i in range(len(self.algorithms))):
+        if any(self._runs(server, i) for i in range(len(self.algorithms))):
             return Continue()
         return Outcome("completed", f"all {len(self.algorithms)} trials have ended", ok=True)
 

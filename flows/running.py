@@ -206,7 +206,8 @@ def run_rounds(fleet: Fleet, folder: RunFolder, tracker: Tracker, before: Sequen
                 tracker.log_rounds(scalars([*before, *checkpoint.history]))
             else:
                 checkpoint = checkpoint._replace(outcome=report.outcome)
-            progress.show(report, fleet.silent)
+            quarantined = {name: f"device {name}: quarantined, {why}" for name, why in report.reasons(fleet.device_ids).items()}
+            progress.show(report, fleet.silent | quarantined)
             _await_recorder(fleet)
             started = time.perf_counter()
     return checkpoint

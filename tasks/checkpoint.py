@@ -25,7 +25,8 @@ from fedcore.rounds import RoundReport, RunState
 from fedcore.trees import from_npz, npz, pack, unpack
 
 Record = dict[str, Any]
-"""A round's scalars by name, None where one is not finite, with the ids of its silent devices."""
+"""A round's scalars by name, None where one is not finite, with the ids of its silent devices, and of those whose answer was not taken the
+reason."""
 
 
 class Checkpoint(NamedTuple):
@@ -214,5 +215,5 @@ class RunFolder:
 def record(report: RoundReport, device_ids: Sequence[str], seconds: float) -> Record:
     """A round for the ledger, with its wall time in seconds."""
     finite = {name: value if math.isfinite(value) else None for name, value in report.metrics().items()}
-    silent = [device_ids[k] for k in report.silent]
-    return {"round_num": report.round_num, "phase": report.phase, **finite, "seconds": seconds, "silent": silent}
+    devices = {"silent": [device_ids[k] for k in report.silent], "reasons": report.reasons(device_ids)}
+    return {"round_num": report.round_num, "phase": report.phase, **finite, "seconds": seconds, **devices}

@@ -28,12 +28,12 @@ from numpy.random import Generator
 
 from fedcore.algorithm import Aggregated, BatchedAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
 from fedcore.hm2.approximation import Approximation, Proposal, of_prior, refreshed, with_prior, with_sites, without
-from fedcore.hm2.certificate import LEAST, Certificate, certified, draws, no_certificate
+from fedcore.hm2.certificate import DRAWS, LEAST, Certificate, certified, draws, no_certificate
 from fedcore.hm2.cohorts import added_to, alike, at, to_all
 from fedcore.hm2.hierarchy import Hierarchy
 from fedcore.hm2.natural import NaturalParams, divergence, inverse, log_partition, moments, natural
 from fedcore.hm2.state import Ask, Check, Current, Device, Info, LogFactors, Seeking, Server, phi
-from fedcore.hm2.units import Units, squares, units_of
+from fedcore.hm2.units import Squares, Units, squares, units_of
 from fedcore.messages import DeviceInfo, Stacked, stacked
 from fedcore.options import choice, number
 from fedcore.rows import Booleans, DeviceData, Floats
@@ -173,6 +173,14 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             return pending
         moved = (old + fraction * (new - old) for old, new in zip(device.sites, pending.sites, strict=True))
         return Device(pending.private, NaturalParams(*moved))
+
+    def form(self, spec: FleetSpec, server: Server) -> Any:
+        phase, q = self.phases[server.phase], server.approximation.q
+        if phase in (SITES, MAIN, SECOND):
+            return Proposal(q, np.zeros(()), np.zeros(()))
+        if phase == CERTIFICATE:
+            return LogFactors(np.zeros(DRAWS))
+        return Squares(0.0, np.zeros(spec.d), 0.0) if phase == UNITS else self.hierarchy.start_form(phase, spec.d)
 
     @np.errstate(all="ignore")  # what is not finite is found below, and named
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Any]) -> Aggregated:

@@ -105,6 +105,10 @@ class Hierarchy(Protocol[Private, Point, Statistics]):
         """Each device's part of the sums of this phase, with a leading axis; their size depends on d alone. `point` is one for all."""
         ...
 
+    def start_form(self, phase: str, d: int) -> Statistics:
+        """One device's part of these sums, of any values."""
+        ...
+
     def started(self, phase: str, point: Point, total: Statistics, devices: int, fleet: int) -> Point:
         """What the server knows after this phase, from sums over the devices that answered out of the fleet."""
         ...

@@ -191,6 +191,10 @@ class Normal(ABC):
         alone = np.where(squares > 0, explained / np.where(squares > 0, squares, 1.0), 0.0)
         return warm.statistics(rows, point.mu, WIDENED * np.maximum(tau, alone), np.exp(private.noise))
 
+    def start_form(self, phase: str, d: int) -> Statistics:
+        """Of every phase."""
+        return Statistics(np.zeros(d), np.zeros(d), 0.0, 0.0)
+
     def started(self, phase: str, point: Point, total: Statistics, devices: int, fleet: int) -> Point:
         """The maximum over mu, tau and sigma^2. Devices that have not answered count as like those that have."""
         share = fleet / devices

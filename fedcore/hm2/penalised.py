@@ -209,6 +209,9 @@ class Penalised(ABC):
         phi = np.repeat(phi[None], len(rows.y), axis=0)
         return Profile(normal_log_factor(private, self.variance(phi), np.exp(phi[..., 1])))
 
+    def start_form(self, phase: str, d: int) -> Residuals | Profile:
+        return Residuals(0.0, 0.0, 0.0, np.zeros(d), 0.0) if phase == "noise" else Profile(np.zeros(PROFILE))
+
     def started(self, phase: str, point: Start, total: Residuals | Profile, devices: int, fleet: int) -> Start:
         if isinstance(total, Residuals):
             mean_square = float(total.target / total.n)

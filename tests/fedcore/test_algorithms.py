@@ -15,10 +15,12 @@ from fedcore.testing import check_algorithm
 
 VARIANTS = {
     "ditto": lambda: Ditto(),
+    "ditto trimmed": lambda: Ditto(aggregation="trimmed_mean", trimmed=0.4),
     "ditto minibatch": lambda: Ditto(batch=5, gradient="sum", personal_steps=3),
     "ditto equal, strong": lambda: Ditto(weights="equal", penalty=1e6, gradient="sum"),
     "ditto without penalty": lambda: Ditto(penalty=0.0, personal_steps=50),
     "fedavg": lambda: FedAvg(),
+    "fedavg median": lambda: FedAvg(aggregation="median"),
     "fedavg minibatch": lambda: FedAvg(batch=5, gradient="sum"),
     "fedavg equal": lambda: FedAvg(weights="equal", eta=0.01, steps=1),
     "eb": lambda: Eb(),

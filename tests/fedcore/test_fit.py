@@ -20,7 +20,7 @@ def test_pairs_and_names() -> None:
         np.testing.assert_array_equal(one.theta[name], other.theta[name])
     assert one.outcome.name == "completed"
     assert len(one.history) == 3
-    assert set(one.history[0]) == {"cohort", "answered", "loss", "uplink_bytes", "downlink_bytes", "change"}
+    assert set(one.history[0]) == {"cohort", "answered", "quarantined", "loss", "uplink_bytes", "downlink_bytes", "change"}
     assert one.history[0]["uplink_bytes"] == 3 * (3 + 1 + 1) * 8
 
 

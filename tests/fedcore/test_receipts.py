@@ -43,6 +43,9 @@ class Damped(Algorithm[Total, Total, Empty, Total]):
     def local_step(self, down: Empty, device: Total, data: DeviceData, rng: Any) -> tuple[Total, Total, DeviceInfo]:
         return Total(device.value + 1.0), Total(1.0), DeviceInfo(0.0)
 
+    def form(self, spec: FleetSpec, server: Total) -> Total:
+        return server
+
     def accept(self, device: Total, pending: Total, fraction: float) -> Total:
         return Total(device.value + fraction * (pending.value - device.value))
 

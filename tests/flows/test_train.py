@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
-from fedcore import FitResult, Misuse, fit
+from fedcore import DeviceData, Ditto, FitResult, Misuse, fit
 from fedcore.algorithm import DeviceResult
 from fedcore.data import Dataset
+from fedcore.errors import DataError, PlaceAway
 from fedcore.metrics import score
 from fedcore.posterior import Posterior
 from flows.config import TrainConfig, read_config
 from flows.orchestrator import Orchestrator
 from flows.train import train
 from tasks.checkpoint import RunFolder
+from tasks.device import device_update
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "hm1": {"rounds": 4},
@@ -339,3 +342,60 @@ def test_a_run_belongs_to_one_process_and_one_configuration(server: Orchestrator
     refusal = train(config, run_id="run", return_state=True).result(raise_on_failure=False)
     assert str(refusal) == "there is a run run already: resume it, or choose another id"
     assert (dataset.path / "device=a/.fedlin/run.npz").read_bytes() == state
+
+
+@pytest.mark.parametrize("spoiled", ["theta is not finite", "theta is of shape (4,), expected (3,)"])
+def test_an_answer_that_cannot_be_taken_is_left_out_with_a_reason(
+    spoiled: str,
+    server: Orchestrator,
+    home: Path,
+    fleet: Callable[..., Dataset],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """One device's answer in the second of three rounds."""
+    dataset = fleet()
+    config = read_config({"dataset": "small", "rounds": 3, "algorithm": "ditto"})
+    local_step, b, steps = Ditto.local_step, dataset.load("b").train.n, count(1)
+
+    def broken(self: Ditto, down: Any, device: Any, data: DeviceData, rng: Any) -> Any:
+        state, up, info = local_step(self, down, device, data, rng)
+        if data.train.n == b and next(steps) == 2:
+            theta = up.shared.theta
+            up = up._replace(shared=up.shared._replace(theta=theta * np.nan if "finite" in spoiled else np.append(theta, 987654.321)))
+        return state, up, info
+
+    monkeypatch.setattr(Ditto, "local_step", broken)
+    result = run(home, config)
+    assert result["outcome"] == "completed"
+    ledger = json.loads(str(np.load(home / "runs/run/checkpoint.npz")["ledger"]))["history"]
+    assert [each["silent"] for each in ledger] == [[], ["b"], []]
+    assert [each["reasons"] for each in ledger] == [{}, {"b": f"shared.{spoiled}"}, {}]
+    error = capfd.readouterr().err
+    assert f"round 2: no answer, device b: quarantined, shared.{spoiled}" in error
+    assert "987654" not in error + json.dumps(ledger)
+    counts = MlflowClient(f"sqlite:///{home}/mlflow.db").get_metric_history(result["mlflow_run_id"], "quarantined")
+    assert [metric.value for metric in counts] == [0, 1, 0]
+
+
+def test_only_what_may_pass_is_tried_again(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place that is away is asked three times, rows that are refused once; between tries are growing pauses of chance lengths."""
+    fleet()
+    original = Dataset.loaded
+
+    def loaded(dataset: Dataset, device_id: str) -> Any:
+        found = original(dataset, device_id)
+        if device_id == "b":
+            raise PlaceAway("TimeoutError")
+        if device_id == "c":
+            raise DataError("device=c/part-0.parquet: 1 row has no target: mend it")
+        return found
+
+    monkeypatch.setattr(Dataset, "loaded", loaded)
+    refusal = train(read_config({"dataset": "small"}), run_id="run", return_state=True).result(raise_on_failure=False)
+    assert isinstance(refusal, Misuse)
+    assert str(refusal).startswith("2 of 5 devices cannot take part: device b: the object store cannot be used now (TimeoutError)")
+    assert faults.reads == {"a": 1, "b": 3, "c": 1, "d": 1, "e": 1}
+    assert (device_update.retries, device_update.retry_delay_seconds, device_update.retry_jitter_factor) == (2, [1, 2], 0.5)
