@@ -81,6 +81,9 @@ class Conjugate(Hierarchy[Grams, Centre, Grams]):
     def start_statistics(self, phase: str, point: Centre, private: Grams) -> Grams:
         return private
 
+    def start_form(self, phase: str, d: int) -> Grams:
+        return Grams(np.zeros((d, d)), np.zeros(d), np.zeros(()), np.zeros(()))
+
     def started(self, phase: str, point: Centre, total: Grams, devices: int, fleet: int) -> Centre:
         return Centre(np.linalg.solve(total.gram + np.eye(len(point.mean)), total.moment))
 
