@@ -10,23 +10,40 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from fedcore.algorithm import Outcome
 from fedcore.data.places import Place, is_file, is_folder, make_folder, read_file, sync_folder, write_durably
-from fedcore.data.staging import claimed
+from fedcore.data.staging import claimed, holder
 from fedcore.errors import FedlinError, Misuse, PlaceAway
 from fedcore.rounds import RoundReport, RunState
-from fedcore.trees import from_npz, npz, pack, unpack
+from fedcore.trees import Arrays, from_npz, npz, pack, unpack
+
+T = TypeVar("T")
 
 Record = dict[str, Any]
 """A round's scalars by name, None where one is not finite, with the ids of its silent devices, and of those whose answer was not taken the
 reason."""
+
+
+class Ledger(NamedTuple):
+    """What is known of a run's rounds.
+
+    Attributes
+    ----------
+    history
+        One record a round.
+    outcome
+        Set once the run has ended.
+    """
+
+    history: tuple[Record, ...]
+    outcome: Outcome | None
 
 
 class Checkpoint(NamedTuple):
@@ -192,12 +209,28 @@ class RunFolder:
         Misuse
             Where it is damaged, or belongs to another configuration.
         """
+        return self._stored(lambda arrays, ledger: Checkpoint(unpack(arrays), *ledger))
+
+    def ledger(self) -> Ledger | None:
+        """What the last checkpoint says of the rounds, whatever state it holds; None before the first round's.
+
+        Raises
+        ------
+        Misuse
+            Where it is damaged, or belongs to another configuration.
+        """
+        return self._stored(lambda _, ledger: ledger)
+
+    def held_by(self) -> str | None:
+        """The machine where a process has the run in hand (see `held`), None where none has."""
+        return holder(self.path / "run.lock")
+
+    def _stored(self, take: Callable[[Arrays, Ledger], T]) -> T | None:
         try:
             arrays = from_npz(read_file(self.path / "checkpoint.npz"))
             ledger = json.loads(str(arrays["ledger"]))
-            state: RunState = unpack(arrays)
             outcome = Outcome(**ledger["outcome"]) if ledger["outcome"] else None
-            config, history = str(ledger["config"]), tuple(ledger["history"])
+            config, found = str(ledger["config"]), take(arrays, Ledger(tuple(ledger["history"]), outcome))
         except FileNotFoundError:
             return None
         except PlaceAway:
@@ -206,7 +239,7 @@ class RunFolder:
             raise Misuse(f"run {self.run_id}: checkpoint.npz is damaged or unreadable: restore it, or start a new run") from None
         if config != self._config_digest():
             raise Misuse(f"run {self.run_id}: config.json is not the one that the run began with: restore it, or start a new run")
-        return Checkpoint(state, history, outcome)
+        return found
 
     def _config_digest(self) -> str:
         return hashlib.sha256(read_file(self.path / "config.json")).hexdigest()

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
@@ -151,6 +152,20 @@ def size(path: Place) -> int:
         return path.stat().st_size
     with _reached():
         return cast("int", _fs(path).info(path.path)["size"])
+
+
+def modified(path: Place) -> datetime:
+    """When a file was last written.
+
+    Raises
+    ------
+    OSError
+        As the operating system says.
+    """
+    if isinstance(path, Path):
+        return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    with _reached():
+        return cast("datetime", _fs(path).modified(path.path))
 
 
 def blocks(file: Place) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import hashlib
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from upath import UPath
 
-from fedcore.data.places import Place, create_file, discard, read_file
+from fedcore.data.places import Place, create_file, discard, is_file, read_file
 from fedcore.errors import Misuse
 
 
@@ -86,6 +87,27 @@ def claimed(claim: Place, what: str) -> Generator[None]:
                 discard(claim)
     finally:
         lock.release()
+
+
+def holder(claim: Place) -> str | None:
+    """The machine where a process holds a claim, see `claimed`; None where nobody does.
+
+    Of a claim of another machine nobody here can know whether its process lives; its holder is that machine.
+    """
+    if not is_file(claim):
+        return None
+    here = platform.node()
+    if not isinstance(claim, Path) and (there := _holder(read_file(claim))) != here:
+        return there
+    try:
+        with _lock(claim).open("rb") as file:
+            # Shared, and let go at once: those who look do not keep each other from seeing.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return here
+    except OSError:  # gone meanwhile
+        return None
+    return None
 
 
 def _lock(claim: Place) -> Path:

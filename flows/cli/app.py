@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from fedcore.errors import FedlinError, Misuse
-from flows.cli import adapt, champion, compare, data, reproduce, retrain, simulate, train, tune
+from flows.cli import adapt, champion, compare, data, doctor, reproduce, retrain, simulate, status, train, tune
 
 INTERRUPTED = 130
 
@@ -33,6 +33,8 @@ app.command("remove")(adapt.remove)
 app.command("retrain")(retrain.command)
 app.command("champion")(champion.champion)
 app.command("rollback")(champion.rollback)
+app.command("status")(status.command)
+app.command("doctor")(doctor.command)
 
 
 @app.callback()

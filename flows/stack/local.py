@@ -60,6 +60,12 @@ class Stack:
         prefect, mlflow = (f"http://127.0.0.1:{port}" for port in (self.ports.prefect, self.ports.mlflow))
         return {"PREFECT_API_URL": f"{prefect}/api", "MLFLOW_TRACKING_URI": mlflow}
 
+    @property
+    def running(self) -> dict[str, bool]:
+        """Which of its services are there, by name."""
+        services = {each.name: each.running for each in (self._prefect, self._mlflow, self._worker)}
+        return {**services, "postgres": self._postgres.running}
+
     def up(self, say: Callable[[str], object]) -> None:
         """Start what does not run yet, wait until all of it answers, and make the work pools.
 
@@ -78,7 +84,7 @@ class Stack:
         if importlib.util.find_spec("psycopg") is None:
             raise Misuse("MLflow needs psycopg for PostgreSQL: install fedlin with its extra stack")
         self.folder.mkdir(parents=True, exist_ok=True)
-        running = {"prefect": self._prefect.running, "mlflow": self._mlflow.running, "postgres": self._postgres.running}
+        running = {name: is_up for name, is_up in self.running.items() if name in self.ports._fields}
         if running != dict.fromkeys(running, True):
             self._check_ports(running)
         (self.folder / "ports.json").write_text(json.dumps(self.ports._asdict()))
@@ -111,7 +117,7 @@ class Stack:
             if not self._worker.running:
                 command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", "stack"]
                 self._worker.start(command, common | self.addresses | {"FEDLIN_HOME": str(self._root)})
-            self._worker.await_ready(lambda: _online(pool))
+            self._worker.await_ready(lambda: online(pool))
         say(f"a worker of the pool {pool}")
         told = "".join(f"export {name}={value}\n" for name, value in self.addresses.items())
         (self.folder / ENVIRONMENT).write_text(told)
@@ -165,6 +171,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _online(pool: str) -> bool:
+def online(pool: str) -> bool:
+    """Whether a worker of a pool has told the server of `PREFECT_API_URL` lately that it is there."""
     with get_client(sync_client=True) as client:
         return bool(client.read_workers_for_work_pool(pool, worker_filter=WorkerFilter.model_validate({"status": {"any_": ["ONLINE"]}})))

@@ -1,0 +1,125 @@
+"""What is known of the runs of a project from their folders alone, whatever server they ran on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+from fedcore.data.places import entries, is_file, modified
+from fedcore.errors import FedlinError, Misuse
+from flows.workspace import Workspace
+from tasks.checkpoint import Ledger, Record, RunFolder
+
+RunStatus = Literal["running", "ended", "interrupted", "damaged"]
+
+OUTSIDE = "rollback"
+"""The command that leaves a folder of a run with a decision alone, and no result."""
+
+
+class RunView(NamedTuple):
+    """A run, seen from outside.
+
+    Attributes
+    ----------
+    run_id, command, dataset
+        The run, which command began it, and on what.
+    algorithm
+        Its algorithm, or those that it compares; empty where it takes the champion's.
+    status
+        `running`: a process holds the run's lock, which the system ends with the process; `ended`: it has left its result;
+        `interrupted`: neither, so it can be resumed; `damaged`: its files cannot be read, and `message` says which.
+    machine
+        Where it is running.
+    rounds, most
+        How many rounds are done, and how many there are at most in the main phase (None for a run without rounds).
+    outcome, message
+        How it ended; empty where it has not.
+    began, changed
+        When it began, and when its last round or result was written.
+    """
+
+    run_id: str
+    command: str
+    dataset: str
+    algorithm: str
+    status: RunStatus
+    machine: str | None
+    rounds: int
+    most: int | None
+    outcome: str
+    message: str
+    began: datetime
+    changed: datetime
+
+
+def runs(workspace: Workspace) -> list[RunView]:
+    """All runs of a project, the newest first; what is in the folder and is no run is passed over."""
+    try:
+        found = [entry.name for entry in entries(workspace.runs) if entry.folder]
+    except FileNotFoundError:
+        return []
+    folders = [RunFolder(workspace.runs / name) for name in found]
+    return sorted((view(each) for each in folders if is_file(each.path / "config.json")), key=lambda each: each.began, reverse=True)
+
+
+def find_run(workspace: Workspace, run_id: str) -> RunFolder:
+    """The folder of a run.
+
+    Raises
+    ------
+    Misuse
+        Where there is none of this name.
+    """
+    folder = RunFolder(workspace.runs / run_id)
+    if "/" in run_id or run_id in ("", ".", "..") or not is_file(folder.path / "config.json"):
+        raise Misuse(f"no run {run_id!r} in {workspace.runs}: fedlin status lists them")
+    return folder
+
+
+def view(folder: RunFolder) -> RunView:
+    """A run as its folder shows it now; one whose files cannot be read is `damaged`."""
+    began = modified(folder.path / "config.json")
+    nothing = RunView(folder.run_id, "", "", "", "damaged", None, 0, None, "", "", began, began)
+    try:
+        config = folder.read_json("config.json")
+        given = config["given"]
+        known = nothing._replace(
+            command=config.get("command", "train"), dataset=given["dataset"], algorithm=_algorithm(given), most=given.get("rounds")
+        )
+        return _of(folder, known)
+    except (KeyError, TypeError, AttributeError):
+        return nothing._replace(message=f"run {folder.run_id}: config.json or result.json is damaged: restore it, or start a new run")
+    except FedlinError as error:
+        return nothing._replace(message=str(error))
+
+
+def last_rounds(folder: RunFolder, number: int) -> Sequence[Record]:
+    """The records of a run's last rounds.
+
+    Raises
+    ------
+    Misuse
+        Where its checkpoint is damaged.
+    """
+    return ledger.history[-number:] if (ledger := folder.ledger()) else ()
+
+
+def _of(folder: RunFolder, known: RunView) -> RunView:
+    machine = folder.held_by()
+    written = {name: folder.path / name for name in ("checkpoint.npz", "result.json", "decision.json")}
+    there = [name for name, path in written.items() if is_file(path)]
+    known = known._replace(machine=machine, changed=max([known.began, *(modified(written[name]) for name in there)]))
+    if machine is None and "result.json" in there:
+        result = folder.read_json("result.json")
+        known = known._replace(status="ended", rounds=result["rounds"], outcome=result["outcome"], message=result["message"])
+        return known._replace(algorithm=result.get("algorithm") or known.algorithm)
+    if known.command == OUTSIDE and "decision.json" in there:
+        decision = folder.read_json("decision.json")
+        return known._replace(status="ended", outcome=decision["decision"], message=decision["why"])
+    ledger = folder.ledger() or Ledger((), None)
+    return known._replace(status="running" if machine else "interrupted", rounds=len(ledger.history))
+
+
+def _algorithm(given: dict[str, Any]) -> str:
+    return given.get("algorithm") or ",".join(given.get("algorithms", ()))
