@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from prefect.utilities.schema_tools.validation import is_valid, preprocess_schem
 import flows.deploy
 import tasks
 from fedcore.errors import Misuse
-from flows.deploy import FILE, PROCESSES, deploy, pools, read_deployments
+from flows.deploy import PROCESSES, deploy, pools, read_deployments
 from flows.events import PARTITION_ADDED
 from flows.orchestrator import Orchestrator
 
@@ -30,24 +29,11 @@ ROOT = Path(flows.deploy.__file__).parents[1]
 
 
 def deployed(name: str) -> Flow[..., Any]:
-    entry = DEPLOYMENTS[name]["entrypoint"]
-    if importlib.util.find_spec(entry.rpartition(".")[0]) is None:
-        pytest.skip(f"{entry} is not there yet")
-    return load_flow_from_entrypoint(entry, use_placeholder_flow=False)
+    return load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"], use_placeholder_flow=False)
 
 
 def schema(name: str) -> dict[str, Any]:
     return preprocess_schema(parameter_schema(deployed(name)).model_dump())
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """The deployments; what is to be retrained is trained where there is no `flows.retrain`."""
-    text = FILE.read_text()
-    if importlib.util.find_spec("flows.retrain") is None:
-        text = text.replace("flows.retrain.retrain", "flows.train.train")
-    (tmp_path / "prefect.yaml").write_text(text)
-    return tmp_path / "prefect.yaml"
 
 
 def test_the_file_has_the_deployments_in_one_pool() -> None:
@@ -159,10 +145,10 @@ def known() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_second_time_changes_nothing(server: Orchestrator, file: Path) -> None:
-    told = deploy(file)
+def test_a_second_time_changes_nothing(server: Orchestrator) -> None:
+    told = deploy()
     first = known()
-    assert deploy(file) == told
+    assert deploy() == told
     assert told == [
         "retrain: cron 0 3 * * * (UTC)",
         "retrain-on-partition: on fedlin.partition.added",

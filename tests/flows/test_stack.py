@@ -147,15 +147,8 @@ def project() -> Iterator[Project]:
 
 @pytest.fixture(scope="module")
 def deployed(project: Project) -> Project:
-    """With deployments; what is to be retrained is trained where there is no `flows.retrain`."""
-    if importlib.util.find_spec("flows.retrain") is not None:
-        done = project.command("flows.deploy")
-    else:
-        text = (ROOT / "deployments/prefect.yaml").read_text().replace("flows.retrain.retrain", "flows.train.train")
-        (project.home / "prefect.yaml").write_text(text)
-        code = "import sys; from pathlib import Path; from flows.deploy import deploy; deploy(Path(sys.argv[1]))"
-        words = [sys.executable, "-c", code, str(project.home / "prefect.yaml")]
-        done = subprocess.run(words, env=project.environment, capture_output=True, text=True, check=False)
+    """With deployments."""
+    done = project.command("flows.deploy")
     assert done.returncode == 0, done.stderr
     return project
 
