@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import numpy as np
 import pytest
 from mlflow import MlflowClient
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from fedcore import Eb, Hm1, Hm2
 from fedcore.algorithm import AnyAlgorithm, DeviceResult, FleetSpec
@@ -36,6 +38,7 @@ from fedcore.rows import DeviceData, Floats
 from fedcore.simulate import simulate
 from flows.config import TrainConfig, read_config
 from flows.orchestrator import Orchestrator
+from flows.progress import run_progress
 from flows.train import train
 from tasks.checkpoint import Checkpoint, RunFolder
 
@@ -145,6 +148,7 @@ def test_the_prefect_server_is_killed_in_mid_run(
     """The run goes on without its records, or stops and says how to go on; either way it ends where it would have."""
     fleet()
     run(home, read_config(SETTINGS), "straight")
+    environment |= {"PREFECT_CLIENT_MAX_RETRIES": "1"}  # a minute less of vain attempts to tell it the end
     with subprocess.Popen([*FEDLIN, *WORDS], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         folder = until(lambda: next((each.parent for each in home.glob("runs/2*/checkpoint.npz")), None), process)
         assert folder
@@ -162,6 +166,22 @@ def test_the_prefect_server_is_killed_in_mid_run(
         )  # fmt: skip
         assert resumed.returncode == 0, resumed.stderr
     assert same_results(folder, home / "runs/straight")
+
+
+def test_a_server_that_is_away_is_asked_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect's own client would try for a minute, in every round."""
+    asked: list[str] = []
+
+    def away(self: httpx.Client, request: httpx.Request, **_: Any) -> httpx.Response:
+        asked.append(request.method)
+        raise httpx.ConnectError("nobody is there")
+
+    monkeypatch.setattr(httpx.Client, "send", away)
+    monkeypatch.setattr("flows.progress.create_progress_artifact", lambda *_, **__: uuid4())
+    report = RoundReport(1, "main", [0], [0], {}, RunState(1, 1, None, np.ones(1, dtype=np.int64), np.ones(1)), 0.5, (), 8, 8, None)
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), run_progress("run", 5, 0) as progress:
+        progress.show(report, {})
+    assert asked == ["PATCH"]
 
 
 @contextmanager
