@@ -181,7 +181,7 @@ def test_a_server_that_is_away_is_asked_once_a_round(monkeypatch: pytest.MonkeyP
     report = RoundReport(1, "main", [0], [0], {}, RunState(1, 1, None, np.ones(1, dtype=np.int64), np.ones(1)), 0.5, (), 8, 8, None)
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), run_progress("run", 5, 0) as progress:
         progress.show(report, {})
-    assert asked == ["PATCH"]
+    assert len(asked) == 1
 
 
 @contextmanager

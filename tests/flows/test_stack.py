@@ -266,7 +266,7 @@ def _ended(run: dict[str, Any]) -> dict[str, Any] | None:
 @needed
 @pytest.mark.slow
 def test_postgresql_is_restarted_in_mid_run(project: Project) -> None:
-    """Both servers lose their connections, and what they are told meanwhile: the run's ledger, its coefficients and its metrics are complete."""
+    """Both servers lose their connections: the run's ledger, coefficients and metrics are complete."""
     devices = small_fleet(rows=(12, 17, 30))
     create_simulated(project.home / "datasets", "hardy", Fleet(devices, np.zeros((3, 3)), np.eye(3)), "a small fleet")
     words = ["train", "hardy", "--algorithm", "hm1", "--rounds", "40", "--json"]
