@@ -83,7 +83,7 @@ def _not_finite(messages: Sequence[Any], malformed: dict[int, str]) -> dict[int,
             return _not_finite(list(messages), malformed)
         sound, found = np.ones(len(messages), dtype=bool), dict[int, str]()
         for name, numbers in _leaves(messages.fields, ""):
-            finite = np.isfinite(numbers).reshape(len(sound), -1).all(axis=1)
+            finite = np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim)))
             found |= dict.fromkeys(np.flatnonzero(sound & ~finite).tolist(), f"{name} is not finite")
             sound &= finite
         return found

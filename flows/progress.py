@@ -3,14 +3,16 @@ error."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import cast
 from uuid import UUID
 
 import httpx
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.exceptions import PrefectException
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -32,6 +34,7 @@ class RunProgress:
         self._console = console
         self._bar = bar
         self._total = total
+        self._try_at = 0.0
         self._row = bar.add_task("starting", total=total, completed=done)
         artifact = create_progress_artifact(100.0 * done / total, key="rounds", description=f"{total} communication rounds")
         self._artifact = cast("UUID", artifact)  # a coroutine only where the caller is one
@@ -52,8 +55,20 @@ class RunProgress:
         if len(silent) > SHOWN:
             self.say(f"round {report.round_num}: and {len(silent) - SHOWN} more without an answer")
         self._bar.update(self._row, completed=report.state.main_rounds, description=status)
-        with suppress(PrefectException, httpx.HTTPError):  # a picture of the run, not the run
-            update_progress_artifact(self._artifact, 100.0 * report.state.main_rounds / self._total)
+        self._picture(100.0 * report.state.main_rounds / self._total)
+
+    def _picture(self, percent: float) -> None:
+        """The bar in Prefect: a picture of the run, not the run. A server that is away is asked once and not for a minute, and then left
+        alone for ten times as long as that took."""
+        begun = time.monotonic()
+        if begun < self._try_at:
+            return
+        try:
+            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+                update_progress_artifact(self._artifact, percent)
+        except (PrefectException, httpx.HTTPError):
+            now = time.monotonic()
+            self._try_at = now + 10 * (now - begun)
 
 
 @contextmanager

@@ -20,6 +20,8 @@ DEFAULTS = {
     # silent device why; sent to the API as well, it would slow every task.
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
+    # Nor a whole event for each that could not be sent to a server that has gone.
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
     # MLflow logs what it raises too, as tracebacks over many lines; and no progress bar or link for each upload and run.
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",

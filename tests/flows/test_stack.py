@@ -22,11 +22,13 @@ import numpy as np
 import pytest
 
 import flows.stack.local
+from fedcore import fit
 from fedcore.data import create_simulated
 from fedcore.errors import FedlinError, Misuse
 from fedcore.simulate import Fleet
 from fedcore.testing import small_fleet
 from flows.stack.local import Stack
+from flows.stack.postgres import Postgres
 from flows.stack.processes import MARK, Service
 from flows.workspace import Workspace
 from tasks.lock import alone
@@ -252,6 +254,41 @@ def test_a_run_waits_for_its_data_set_and_another_is_cancelled(small: Project) -
 
 def _ended(run: dict[str, Any]) -> dict[str, Any] | None:
     return run if run["state"]["type"] in ENDS else None
+
+
+@needed
+@pytest.mark.slow
+def test_postgresql_is_restarted_in_mid_run(project: Project) -> None:
+    """Both servers lose their connections: the run's ledger, coefficients and metrics are complete."""
+    devices = small_fleet(rows=(12, 17, 30))
+    create_simulated(project.home / "datasets", "hardy", Fleet(devices, np.zeros((3, 3)), np.eye(3)), "a small fleet")
+    words = ["train", "hardy", "--algorithm", "hm1", "--rounds", "40", "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "flows.cli.app", *words], env=project.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        folder = wait_for(lambda: next((each.parent for each in project.home.glob("runs/*/checkpoint.npz") if hardy(each.parent)), None))
+        postgres = Postgres(project.home / ".stack", project.ports[2])
+        assert postgres.stop()
+        assert process.poll() is None
+        postgres.start()
+        out, error = process.communicate(timeout=PATIENCE)
+    if process.returncode:
+        assert f"--resume {folder.name}" in error.splitlines()[-1]
+        resumed = project.command("flows.cli.app", "train", "--resume", folder.name, "--json")
+        assert resumed.returncode == 0, resumed.stderr
+        out = resumed.stdout
+    result = json.loads(out.splitlines()[-1])
+    assert (result["outcome"], result["rounds"]) == ("completed", 40)
+    expected = fit("hm1", devices, rounds=40)
+    with np.load(folder / "results/theta.npz") as stored:
+        np.testing.assert_array_equal(stored["Theta"], np.array([expected.theta[name] for name in sorted(devices)]).T)
+    made = json.loads((folder / "result.json").read_text())
+    steps = f"select count(distinct step) from metrics where run_uuid = '{made['mlflow_run_id']}' and key = 'loss'"
+    assert (made["tracked"], sql(project, "mlflow", steps)) == (True, "40")
+
+
+def hardy(folder: Path) -> bool:
+    return json.loads((folder / "config.json").read_text())["given"]["dataset"] == "hardy"
 
 
 @needed
