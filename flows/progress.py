@@ -4,13 +4,8 @@ error."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import cast
-from uuid import UUID
+from contextlib import contextmanager
 
-import httpx
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.exceptions import PrefectException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -26,15 +21,13 @@ def say(text: str) -> None:
 
 
 class RunProgress:
-    """Rounds, devices that answered, and loss, for a terminal and as a Prefect progress artifact."""
+    """Rounds, devices that answered, and loss."""
 
     def __init__(self, console: Console, bar: Progress, total: int, done: int) -> None:
         self._console = console
         self._bar = bar
         self._total = total
         self._row = bar.add_task("starting", total=total, completed=done)
-        artifact = create_progress_artifact(100.0 * done / total, key="rounds", description=f"{total} communication rounds")
-        self._artifact = cast("UUID", artifact)  # a coroutine only where the caller is one
 
     def say(self, text: str) -> None:
         """A line of its own, above the bar."""
@@ -52,8 +45,6 @@ class RunProgress:
         if len(silent) > SHOWN:
             self.say(f"round {report.round_num}: and {len(silent) - SHOWN} more without an answer")
         self._bar.update(self._row, completed=report.state.main_rounds, description=status)
-        with suppress(PrefectException, httpx.HTTPError):  # a picture of the run, not the run
-            update_progress_artifact(self._artifact, 100.0 * report.state.main_rounds / self._total)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from fedcore.data import Dataset, Fitted, open_dataset
 from fedcore.data.places import read_file, write_durably
 from fedcore.errors import Misuse
 from fedcore.rounds import RunState, rounds
+from flows.artifacts import run_artifacts
 from flows.config import DataConfig, RunConfig
 from flows.fleet import Fleet
 from flows.orchestrator import Orchestrator
@@ -196,7 +197,10 @@ def run_rounds(fleet: Fleet, folder: RunFolder, tracker: Tracker, before: Sequen
     if checkpoint.outcome:
         return checkpoint
     schedule = fleet.schedule
-    with run_progress(folder.run_id, schedule.rounds, checkpoint.state.main_rounds) as progress:
+    with (
+        run_progress(folder.run_id, schedule.rounds, checkpoint.state.main_rounds) as progress,
+        run_artifacts(schedule.rounds, checkpoint.history) as artifacts,
+    ):
         started = time.perf_counter()
         for report in rounds(fleet.algorithm, fleet.spec, fleet, schedule, checkpoint.state):
             if report.counted:
@@ -207,6 +211,7 @@ def run_rounds(fleet: Fleet, folder: RunFolder, tracker: Tracker, before: Sequen
             else:
                 checkpoint = checkpoint._replace(outcome=report.outcome)
             progress.show(report, fleet.silent)
+            artifacts.show(checkpoint.history)
             _await_recorder(fleet)
             started = time.perf_counter()
     return checkpoint
