@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedcore.data import open_dataset
 from fedcore.data.places import is_file
 from fedcore.errors import Misuse
+from flows.logs import log
 from flows.running import new_run_id
 from flows.workspace import Workspace
 from tasks.checkpoint import RunFolder
@@ -97,6 +99,8 @@ def carry_out(registry: Registry, folder: RunFolder, decision: Decision, trained
         registry.note(about, decision)
     if moves and decision.version is not None:
         registry.promote(decision.version)
+    figures = {name: getattr(decision, name) for name in ("decision", "model", "version", "champion", "who")}
+    log(logging.INFO, "decided", decision.why, **figures)
     return decide(folder, decision)
 
 

@@ -1,15 +1,18 @@
-"""What a person sees of a run while it goes on: a live bar on a terminal, a line a round elsewhere, always on standard
-error."""
+"""What is told of a run while it goes on, always on standard error: to people a live bar on a terminal, a line a round elsewhere; or JSON
+lines, see `flows.logs`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedcore.rounds import RoundReport
+from flows.logs import about, as_json, log
+from tasks.checkpoint import Record
 
 SHOWN = 3
 """How many devices are named that did not answer; a fleet may have thousands."""
@@ -17,7 +20,41 @@ SHOWN = 3
 
 def say(text: str) -> None:
     """A line on standard error."""
+    if as_json():
+        log(logging.INFO, "said", text)
+        return
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def say_unanswered(what: str, silent: Mapping[str, str]) -> None:
+    """Which devices have not told what they were asked for outside of rounds.
+
+    Parameters
+    ----------
+    what
+        Such as ``"result"``.
+    silent
+        Why not, by device.
+    """
+    _log_silent(f"no {what}", silent)
+    if not as_json():
+        for reason in list(silent.values())[:SHOWN]:
+            say(f"no {what}, {reason}")
+
+
+def log_round(report: RoundReport, silent: Mapping[str, str], record: Record | None) -> None:
+    """Log a finished round, with its record where it counted, and each device that did not answer."""
+    figures = {name: record[name] for name in ("loss", "seconds", "uplink_bytes", "downlink_bytes")} if record else {}
+    with about(round=report.round_num):
+        _log_silent("no answer", silent)
+        answered, cohort = len(report.answered), len(report.cohort)
+        status = f"{answered} of {cohort} devices answered"
+        log(logging.INFO, "round", status, phase=report.phase, counted=report.counted, cohort=cohort, answered=answered, **figures)
+
+
+def _log_silent(what: str, silent: Mapping[str, str]) -> None:
+    for device, reason in silent.items():
+        log(logging.WARNING, "silent", f"{what}, {reason}", device=device)
 
 
 class RunProgress:
@@ -31,6 +68,8 @@ class RunProgress:
 
     def say(self, text: str) -> None:
         """A line of its own, above the bar."""
+        if as_json():
+            return  # `log_round` says the same
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, report: RoundReport, silent: dict[str, str]) -> None:
@@ -60,5 +99,5 @@ def run_progress(run_id: str, total: int, done: int) -> Iterator[RunProgress]:
     """
     console = Console(stderr=True)
     columns = (TextColumn(run_id), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, disable=as_json() or not console.is_terminal) as bar:
         yield RunProgress(console, bar, total, done)

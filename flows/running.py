@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,9 +30,10 @@ from fedcore.rounds import RunState, rounds
 from flows.artifacts import run_artifacts
 from flows.config import DataConfig, RunConfig
 from flows.fleet import Fleet
+from flows.logs import about, log, logged
 from flows.orchestrator import Orchestrator
 from flows.parent import Parent
-from flows.progress import SHOWN, run_progress, say
+from flows.progress import log_round, run_progress, say_unanswered
 from flows.workspace import Workspace
 from tasks.checkpoint import Checkpoint, Record, RunFolder, record
 from tasks.tracking.runs import Nested, Tracker
@@ -102,6 +105,19 @@ class Run(Generic[C]):
         tracker = Tracker.open(None, default_store=workspace.mlflow_store, artifacts=workspace.mlflow_artifacts, experiment=experiment)
         return Run(config, workspace, folder, tracker, begun)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from going on with the run meanwhile, and log what becomes of it.
+
+        Raises
+        ------
+        Misuse
+            Where another process goes on with it already.
+        """
+        told = {"command": self.config.COMMAND, "dataset": self.config.dataset, "algorithm": getattr(self.config, "algorithm", None)}
+        with self.folder.held(), logged(self.folder.run_id, self.folder.path, **told):
+            yield
+
     def create(self, resolved: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
         """Write the folder of a new run, with its configuration as given and with every default written out."""
         self.folder.create({"command": self.config.COMMAND, "given": self.config.model_dump(mode="json"), "resolved": resolved}, manifest)
@@ -163,6 +179,8 @@ class Run(Generic[C]):
             params=params,
         )
         self.folder.write_json("result.json", complete | {"tracked": known and ended})
+        told = {"outcome": outcome.name, "rounds": complete["rounds"], "wall_s": complete["wall_s"], "tracked": known and ended}
+        log(logging.INFO if outcome.ok else logging.ERROR, "ended", outcome.message, **told)
         return Completed(message=outcome.message) if outcome.ok else Failed(message=f"{outcome.name}: {outcome.message}")
 
 
@@ -203,13 +221,15 @@ def run_rounds(fleet: Fleet, folder: RunFolder, tracker: Tracker, before: Sequen
     ):
         started = time.perf_counter()
         for report in rounds(fleet.algorithm, fleet.spec, fleet, schedule, checkpoint.state):
-            if report.counted:
-                entry = record(report, fleet.device_ids, time.perf_counter() - started)
+            entry = record(report, fleet.device_ids, time.perf_counter() - started) if report.counted else None
+            if entry:
                 checkpoint = Checkpoint(report.state, (*checkpoint.history, entry), report.outcome)
                 folder.save(checkpoint)
-                tracker.log_rounds(scalars([*before, *checkpoint.history]))
+                with about(round=report.round_num):
+                    tracker.log_rounds(scalars([*before, *checkpoint.history]))
             else:
                 checkpoint = checkpoint._replace(outcome=report.outcome)
+            log_round(report, fleet.silent, entry)
             progress.show(report, fleet.silent)
             artifacts.show(checkpoint.history)
             _await_recorder(fleet)
@@ -223,8 +243,7 @@ def at_end(fleet: Fleet, checkpoint: Checkpoint, ask: Callable[[RunState], dict[
     if outcome is None or outcome.name == "quorum_lost":
         return checkpoint, {}
     answers = ask(checkpoint.state)
-    for reason in list(fleet.silent.values())[:SHOWN]:
-        say(f"no result, {reason}")
+    say_unanswered("result", fleet.silent)
     K = len(fleet.device_ids)
     why = fleet.schedule.lost(len(answers), K)
     if not why:
