@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from fedcore.data import open_dataset
 from fedcore.data.places import is_file
 from fedcore.errors import Misuse
 from flows.logs import log
+from flows.metrics import show_champion
 from flows.running import new_run_id
 from flows.workspace import Workspace
 from tasks.checkpoint import RunFolder
@@ -104,6 +106,20 @@ def carry_out(registry: Registry, folder: RunFolder, decision: Decision, trained
     return decide(folder, decision)
 
 
+def show_metrics(workspace: Workspace, registry: Registry) -> None:
+    """Tell Prometheus who is the champion, and since which decision.
+
+    Raises
+    ------
+    Misuse
+        Where the store cannot be used.
+    """
+    current = registry.champion()
+    moves = [each.when for each in registry.decisions() if each.decision in (PROMOTED, ROLLED_BACK)]
+    if current and moves:
+        show_champion(workspace.metrics, registry.name, current.number, datetime.fromisoformat(moves[-1]).timestamp())
+
+
 def rollback(workspace: Workspace, dataset: str, target: str | None = None, to: int | None = None) -> Decision:
     """Make an earlier version the champion again.
 
@@ -138,4 +154,6 @@ def rollback(workspace: Workspace, dataset: str, target: str | None = None, to: 
     )
     folder = RunFolder(workspace.runs / run_id)
     folder.create({"command": "rollback", "given": {"dataset": dataset, "target": target, "to": to}}, {"dataset": dataset, "devices": []})
-    return carry_out(registry, folder, decide(folder, decision), None)
+    done = carry_out(registry, folder, decide(folder, decision), None)
+    show_metrics(workspace, registry)
+    return done

@@ -152,7 +152,7 @@ def reseeded(dataset: Dataset, r: int) -> Dataset:
 def _carried_out(
     run: Run[CompareConfig], fleet: Fleet, folder: RunFolder, refusals: Refusals, candidates: Sequence[Candidate], before: list[Record]
 ) -> Repeat:
-    checkpoint = run_rounds(fleet, folder, run.tracker, before)
+    checkpoint = run_rounds(run, fleet, folder, before)
     checkpoint, scores = at_end(fleet, checkpoint, lambda state: fleet.at_end(device_validate, state))
     went = courses(fleet, checkpoint.state, refusals)
     rmse = validation(scores, refusals, went)

@@ -17,7 +17,7 @@ from fedcore.errors import FedlinError, Misuse
 from fedcore.messages import nbytes
 from fedcore.metrics import Score
 from fedcore.promotion import Contest, contest, refusal
-from flows.champions import FILE, Trained, carry_out, decide, decided, open_registry
+from flows.champions import FILE, Trained, carry_out, decide, decided, open_registry, show_metrics
 from flows.config import RetrainConfig, RunConfig, TrainConfig
 from flows.drifts import Drifts
 from flows.fleet import Fleet
@@ -316,6 +316,7 @@ class _Retraining:
     def _carried_out(self, decision: Decision, trained: Trained | None) -> Outcome:
         try:
             done = carry_out(self.registry, self.run.folder, decision, trained)
+            show_metrics(self.run.workspace, self.registry)
         except Misuse as error:
             return self._away(decision, str(error).partition(": set ")[0])
         self.figures["version"] = done.version

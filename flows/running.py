@@ -31,6 +31,7 @@ from flows.artifacts import run_artifacts
 from flows.config import DataConfig, RunConfig
 from flows.fleet import Fleet
 from flows.logs import about, log, logged
+from flows.metrics import RunMetrics
 from flows.orchestrator import Orchestrator
 from flows.parent import Parent
 from flows.progress import log_round, run_progress, say_unanswered
@@ -74,8 +75,8 @@ class Run(Generic[C]):
     ----------
     config
         What is asked for.
-    workspace, folder, tracker
-        Where it lives.
+    workspace, folder, tracker, metrics
+        Where it lives, and where it is told of.
     begun
         When this process began with it, as `time.perf_counter` says.
     """
@@ -84,6 +85,7 @@ class Run(Generic[C]):
     workspace: Workspace
     folder: RunFolder
     tracker: Tracker
+    metrics: RunMetrics
     begun: float
 
     @staticmethod
@@ -103,7 +105,8 @@ class Run(Generic[C]):
             folder.refuse_existing()
         experiment = config.experiment or config.dataset
         tracker = Tracker.open(None, default_store=workspace.mlflow_store, artifacts=workspace.mlflow_artifacts, experiment=experiment)
-        return Run(config, workspace, folder, tracker, begun)
+        metrics = RunMetrics(workspace.metrics, folder.run_id, config.dataset, config.COMMAND)
+        return Run(config, workspace, folder, tracker, metrics, begun)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -179,6 +182,7 @@ class Run(Generic[C]):
             params=params,
         )
         self.folder.write_json("result.json", complete | {"tracked": known and ended})
+        self.metrics.ended(outcome)
         told = {"outcome": outcome.name, "rounds": complete["rounds"], "wall_s": complete["wall_s"], "tracked": known and ended}
         log(logging.INFO if outcome.ok else logging.ERROR, "ended", outcome.message, **told)
         return Completed(message=outcome.message) if outcome.ok else Failed(message=f"{outcome.name}: {outcome.message}")
@@ -201,17 +205,20 @@ def reopened(folder: RunFolder, config: RunConfig, dataset: Dataset, algorithm: 
     return Fleet(folder.run_id, config, dataset.with_fitted(fitted), algorithm, [card["device"] for card in manifest["devices"]], parent)
 
 
-def run_rounds(fleet: Fleet, folder: RunFolder, tracker: Tracker, before: Sequence[Record] = ()) -> Checkpoint:
+def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[Record] = ()) -> Checkpoint:
     """The loop: after every round, checkpoint, then track, then show.
 
     Parameters
     ----------
-    fleet, folder, tracker
-        What is run, where its checkpoint is, and who is told.
+    run
+        Who is told.
+    fleet, folder
+        What is run, and where its checkpoint is.
     before
-        Rounds of other folders that the tracker counts first.
+        Rounds of other folders that are counted first.
     """
     checkpoint = folder.load() or Checkpoint(fleet.initial_state, (), None)
+    run.metrics.show([*before, *checkpoint.history])
     if checkpoint.outcome:
         return checkpoint
     schedule = fleet.schedule
@@ -226,12 +233,13 @@ def run_rounds(fleet: Fleet, folder: RunFolder, tracker: Tracker, before: Sequen
                 checkpoint = Checkpoint(report.state, (*checkpoint.history, entry), report.outcome)
                 folder.save(checkpoint)
                 with about(round=report.round_num):
-                    tracker.log_rounds(scalars([*before, *checkpoint.history]))
+                    run.tracker.log_rounds(scalars([*before, *checkpoint.history]))
             else:
                 checkpoint = checkpoint._replace(outcome=report.outcome)
             log_round(report, fleet.silent, entry)
             progress.show(report, fleet.silent)
             artifacts.show(checkpoint.history)
+            run.metrics.show([*before, *checkpoint.history])
             _await_recorder(fleet)
             started = time.perf_counter()
     return checkpoint

@@ -50,7 +50,7 @@ def tune(config: TuneConfig | None = None, run_id: str | None = None) -> State[N
     with run.held():
         earlier = seconds(folder.load())
         run.start_tracking(asked.model_dump(exclude_defaults=True))
-        checkpoint = run_rounds(fleet, folder, run.tracker)
+        checkpoint = run_rounds(run, fleet, folder)
         checkpoint, scores = at_end(fleet, checkpoint, lambda state: fleet.at_end(device_validate, state))
         went = courses(fleet, checkpoint.state, refusals)
         rmse = validation(scores, refusals, went)

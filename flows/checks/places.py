@@ -26,7 +26,12 @@ SHOWN = 3
 def folders(workspace: Workspace) -> Iterator[Finding]:
     """Whether runs can write what they leave: each folder gets a file, which is deleted again."""
     places = {"project": workspace.root, "datasets": workspace.datasets, "runs": workspace.runs}
-    places |= {"MLflow artifacts": workspace.mlflow_artifacts, "Prefect records": workspace.prefect_home, "turns": workspace.turns}
+    places |= {
+        "MLflow artifacts": workspace.mlflow_artifacts,
+        "Prefect records": workspace.prefect_home,
+        "turns": workspace.turns,
+        "metrics": workspace.metrics,
+    }
     for name, folder in places.items():
         if reason := _closed(folder):
             yield Finding("error", "folders", f"{name}: {folder} cannot be written ({reason}): give permission, or name another place")

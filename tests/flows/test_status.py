@@ -19,7 +19,7 @@ from fedcore.errors import Misuse
 from fedcore.rounds import RunState
 from flows.cli.app import main
 from flows.cli.status import age
-from flows.runs import runs, view
+from flows.runs import last_rounds, runs, view
 from flows.workspace import Workspace
 from tasks.checkpoint import Checkpoint, RunFolder
 
@@ -80,6 +80,16 @@ def test_a_rollback_has_ended_by_its_decision(home: Path) -> None:
     folder.write_json("decision.json", {"decision": "rolled_back", "why": "a person chose it"})
     found = view(folder)
     assert (found.status, found.outcome, found.most) == ("ended", "rolled_back", None)
+
+
+def test_the_rounds_of_a_comparison_are_those_of_its_repeats(home: Path) -> None:
+    folder = made(home, "c", algorithm=None, algorithms=["separate", "hm1"], repeats=11)
+    for r in range(1, 12):
+        made(home, f"c/repeats/c-{r}", done=3 if r < 11 else 2)
+    found = view(folder)
+    assert (found.algorithm, found.rounds, found.most) == ("separate,hm1", 32, 33)
+    assert [each["round_num"] for each in last_rounds(folder, 5)] == [1, 2]  # of the eleventh, and not of the ninth
+    assert found.changed == max(view(RunFolder(folder.path / "repeats" / f"c-{r}")).changed for r in range(1, 12))
 
 
 @pytest.mark.parametrize("name", ["config.json", "checkpoint.npz", "result.json"])
