@@ -107,15 +107,12 @@ def carry_out(registry: Registry, folder: RunFolder, decision: Decision, trained
 
 
 def show_metrics(workspace: Workspace, registry: Registry) -> None:
-    """Tell Prometheus who is the champion, and since which decision.
-
-    Raises
-    ------
-    Misuse
-        Where the store cannot be used.
-    """
-    current = registry.champion()
-    moves = [each.when for each in registry.decisions() if each.decision in (PROMOTED, ROLLED_BACK)]
+    """Tell Prometheus who is the champion, and since which decision; where the store is away, what was told before stays."""
+    try:
+        current, decisions = registry.champion(), registry.decisions()
+    except Misuse:
+        return
+    moves = [each.when for each in decisions if each.decision in (PROMOTED, ROLLED_BACK)]
     if current and moves:
         show_champion(workspace.metrics, registry.name, current.number, datetime.fromisoformat(moves[-1]).timestamp())
 

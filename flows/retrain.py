@@ -316,9 +316,9 @@ class _Retraining:
     def _carried_out(self, decision: Decision, trained: Trained | None) -> Outcome:
         try:
             done = carry_out(self.registry, self.run.folder, decision, trained)
-            show_metrics(self.run.workspace, self.registry)
         except Misuse as error:
             return self._away(decision, str(error).partition(": set ")[0])
+        show_metrics(self.run.workspace, self.registry)
         self.figures["version"] = done.version
         before = "it" if done.champion is None else f"version {done.champion}"
         messages = {

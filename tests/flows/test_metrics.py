@@ -13,6 +13,7 @@ from prometheus_client.parser import text_fd_to_metric_families
 import flows.metrics
 from fedcore.algorithm import Outcome
 from fedcore.data import Dataset
+from fedcore.errors import Misuse
 from flows.champions import rollback, show_metrics
 from flows.config import read_config
 from flows.metrics import RunMetrics, show_champion
@@ -135,6 +136,18 @@ def test_the_champion_is_since_the_decision_that_made_it(home: Path, fleet: Call
     rollback(workspace, "small")
     assert read(file)["fedlin_champion_version"] == {model: 1}
     assert read(file)["fedlin_champion_since_timestamp_seconds"][model] > 1767312000
+
+
+def test_a_store_that_is_away_leaves_what_was_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry.open("fedlin-small", default_store=home / "mlflow.db")
+    show_champion(Workspace(home).metrics, registry.name, 3, 1.8e9)
+
+    def away(_: Registry) -> None:
+        raise Misuse("the store is away")
+
+    monkeypatch.setattr(Registry, "champion", away)
+    show_metrics(Workspace(home), registry)
+    assert read(Workspace(home).metrics / "fedlin-champion-fedlin-small.prom")["fedlin_champion_version"] == {(registry.name,): 3}
 
 
 def test_a_run_leaves_its_figures_where_it_is_told(
