@@ -181,6 +181,6 @@ def stack(workspace: Workspace) -> Iterator[Finding]:
         return
     apart = [name for name, url in local.addresses.items() if os.environ.get(name) != url]
     if apart:
-        yield Finding("warning", "stack", f"it is up, and {', '.join(apart)} of this shell not its own: . {workspace.stack / ENVIRONMENT}")
+        yield Finding("warning", "stack", f"it is up, and this shell does not use it ({', '.join(apart)}): . {workspace.stack / ENVIRONMENT}")
     else:
         yield Finding("ok", "stack", "it is up, and used by this shell")
