@@ -181,6 +181,7 @@ def stack(workspace: Workspace) -> Iterator[Finding]:
         return
     apart = [name for name, url in local.addresses.items() if os.environ.get(name) != url]
     if apart:
-        yield Finding("warning", "stack", f"it is up, and this shell does not use it ({', '.join(apart)}): . {workspace.stack / ENVIRONMENT}")
+        use = f". {workspace.stack / ENVIRONMENT}"
+        yield Finding("warning", "stack", f"it is up, and this shell does not use it ({', '.join(apart)}): {use}")
     else:
         yield Finding("ok", "stack", "it is up, and used by this shell")
