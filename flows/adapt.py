@@ -62,7 +62,7 @@ def adapt(config: AdaptConfig, run_id: str | None = None) -> State[None]:
     history = parent.checkpoint.history
     report = _of_one(station, config.device, down, sum(entry["phase"] == "main" for entry in history))
     run.create(config.model_dump(mode="json"), {**parent.manifest, "devices": [], "gaps": {}, "adapted": config.device})
-    with run.folder.held():
+    with run.held():
         run.start_tracking({**config.model_dump(exclude_none=True), "algorithm": parent.config.algorithm})
         write_results(
             run.folder.results,

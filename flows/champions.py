@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from fedcore.data import open_dataset
 from fedcore.data.places import is_file
 from fedcore.errors import Misuse
+from flows.logs import log
+from flows.metrics import show_champion
 from flows.running import new_run_id
 from flows.workspace import Workspace
 from tasks.checkpoint import RunFolder
@@ -97,7 +101,20 @@ def carry_out(registry: Registry, folder: RunFolder, decision: Decision, trained
         registry.note(about, decision)
     if moves and decision.version is not None:
         registry.promote(decision.version)
+    figures = {name: getattr(decision, name) for name in ("decision", "model", "version", "champion", "who")}
+    log(logging.INFO, "decided", decision.why, **figures)
     return decide(folder, decision)
+
+
+def show_metrics(workspace: Workspace, registry: Registry) -> None:
+    """Tell Prometheus who is the champion, and since which decision; where the store is away, what was told before stays."""
+    try:
+        current, decisions = registry.champion(), registry.decisions()
+    except Misuse:
+        return
+    moves = [each.when for each in decisions if each.decision in (PROMOTED, ROLLED_BACK)]
+    if current and moves:
+        show_champion(workspace.metrics, registry.name, current.number, datetime.fromisoformat(moves[-1]).timestamp())
 
 
 def rollback(workspace: Workspace, dataset: str, target: str | None = None, to: int | None = None) -> Decision:
@@ -134,4 +151,6 @@ def rollback(workspace: Workspace, dataset: str, target: str | None = None, to: 
     )
     folder = RunFolder(workspace.runs / run_id)
     folder.create({"command": "rollback", "given": {"dataset": dataset, "target": target, "to": to}}, {"dataset": dataset, "devices": []})
-    return carry_out(registry, folder, decide(folder, decision), None)
+    done = carry_out(registry, folder, decide(folder, decision), None)
+    show_metrics(workspace, registry)
+    return done

@@ -91,7 +91,7 @@ def compare(config: CompareConfig | None = None, run_id: str | None = None) -> S
     asked, candidates, dataset = run.config, run.config.candidates(), open_data(run.config, run.workspace)
     folders = [_folder(run, r) for r in range(asked.repeats)]
     begun = _begin(run, 0, dataset, candidates)
-    with run.folder.held():
+    with run.held():
         earlier = sum(seconds(folder.load()) for folder in folders if folder.exists)
         run.start_tracking({**asked.model_dump(exclude_defaults=True), "algorithms": ", ".join(asked.methods)})
         history: list[Record] = []
@@ -152,7 +152,7 @@ def reseeded(dataset: Dataset, r: int) -> Dataset:
 def _carried_out(
     run: Run[CompareConfig], fleet: Fleet, folder: RunFolder, refusals: Refusals, candidates: Sequence[Candidate], before: list[Record]
 ) -> Repeat:
-    checkpoint = run_rounds(fleet, folder, run.tracker, before)
+    checkpoint = run_rounds(run, fleet, folder, before)
     checkpoint, scores = at_end(fleet, checkpoint, lambda state: fleet.at_end(device_validate, state))
     went = courses(fleet, checkpoint.state, refusals)
     rmse = validation(scores, refusals, went)

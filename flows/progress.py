@@ -1,22 +1,18 @@
-"""What a person sees of a run while it goes on: a live bar on a terminal, a line a round elsewhere, always on standard
-error."""
+"""What is told of a run while it goes on, always on standard error: to people a live bar on a terminal, a line a round elsewhere; or JSON
+lines, see `flows.logs`."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import cast
-from uuid import UUID
 
-import httpx
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.exceptions import PrefectException
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedcore.rounds import RoundReport
+from flows.logs import about, as_json, log
+from tasks.checkpoint import Record
 
 SHOWN = 3
 """How many devices are named that did not answer; a fleet may have thousands."""
@@ -24,23 +20,56 @@ SHOWN = 3
 
 def say(text: str) -> None:
     """A line on standard error."""
+    if as_json():
+        log(logging.INFO, "said", text)
+        return
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def say_unanswered(what: str, silent: Mapping[str, str]) -> None:
+    """Which devices have not told what they were asked for outside of rounds.
+
+    Parameters
+    ----------
+    what
+        Such as ``"result"``.
+    silent
+        Why not, by device.
+    """
+    _log_silent(f"no {what}", silent)
+    if not as_json():
+        for reason in list(silent.values())[:SHOWN]:
+            say(f"no {what}, {reason}")
+
+
+def log_round(report: RoundReport, silent: Mapping[str, str], record: Record | None) -> None:
+    """Log a finished round, with its record where it counted, and each device that did not answer."""
+    figures = {name: record[name] for name in ("loss", "seconds", "uplink_bytes", "downlink_bytes")} if record else {}
+    with about(round=report.round_num):
+        _log_silent("no answer", silent)
+        answered, cohort = len(report.answered), len(report.cohort)
+        status = f"{answered} of {cohort} devices answered"
+        log(logging.INFO, "round", status, phase=report.phase, counted=report.counted, cohort=cohort, answered=answered, **figures)
+
+
+def _log_silent(what: str, silent: Mapping[str, str]) -> None:
+    for device, reason in silent.items():
+        log(logging.WARNING, "silent", f"{what}, {reason}", device=device)
+
+
 class RunProgress:
-    """Rounds, devices that answered, and loss, for a terminal and as a Prefect progress artifact."""
+    """Rounds, devices that answered, and loss."""
 
     def __init__(self, console: Console, bar: Progress, total: int, done: int) -> None:
         self._console = console
         self._bar = bar
         self._total = total
-        self._try_at = 0.0
         self._row = bar.add_task("starting", total=total, completed=done)
-        artifact = create_progress_artifact(100.0 * done / total, key="rounds", description=f"{total} communication rounds")
-        self._artifact = cast("UUID", artifact)  # a coroutine only where the caller is one
 
     def say(self, text: str) -> None:
         """A line of its own, above the bar."""
+        if as_json():
+            return  # `log_round` says the same
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, report: RoundReport, silent: dict[str, str]) -> None:
@@ -55,20 +84,6 @@ class RunProgress:
         if len(silent) > SHOWN:
             self.say(f"round {report.round_num}: and {len(silent) - SHOWN} more without an answer")
         self._bar.update(self._row, completed=report.state.main_rounds, description=status)
-        self._picture(100.0 * report.state.main_rounds / self._total)
-
-    def _picture(self, percent: float) -> None:
-        """The bar in Prefect: a picture of the run, not the run. A server that is away is asked once and not for a minute, and then left
-        alone for ten times as long as that took."""
-        begun = time.monotonic()
-        if begun < self._try_at:
-            return
-        try:
-            with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
-                update_progress_artifact(self._artifact, percent)
-        except (PrefectException, httpx.HTTPError):
-            now = time.monotonic()
-            self._try_at = now + 10 * (now - begun)
 
 
 @contextmanager
@@ -84,5 +99,5 @@ def run_progress(run_id: str, total: int, done: int) -> Iterator[RunProgress]:
     """
     console = Console(stderr=True)
     columns = (TextColumn(run_id), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, disable=as_json() or not console.is_terminal) as bar:
         yield RunProgress(console, bar, total, done)

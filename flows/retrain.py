@@ -17,12 +17,12 @@ from fedcore.errors import FedlinError, Misuse
 from fedcore.messages import nbytes
 from fedcore.metrics import Score
 from fedcore.promotion import Contest, contest, refusal
-from flows.champions import FILE, Trained, carry_out, decide, decided, open_registry
+from flows.champions import FILE, Trained, carry_out, decide, decided, open_registry, show_metrics
 from flows.config import RetrainConfig, RunConfig, TrainConfig
 from flows.drifts import Drifts
 from flows.fleet import Fleet
 from flows.parent import Parent
-from flows.progress import SHOWN, say
+from flows.progress import say, say_unanswered
 from flows.running import TASK_RUNNER, Run, flow_run_name, open_data
 from flows.train import train
 from flows.turns import in_turn
@@ -89,7 +89,7 @@ def retrain(config: RetrainConfig | None = None, run_id: str | None = None) -> S
         _ = _challenger(run, ring)  # what cannot be trained is refused before anything is left
         told = champion._asdict() if champion else None
         run.create(run.config.model_dump(mode="json"), {"dataset": dataset.name, "model": registry.name, "champion": told, "devices": []})
-    with folder.held():
+    with run.held():
         params = {name: value for name, value in run.config.model_dump().items() if name != "options"}
         run.start_tracking(params | {f"option.{name}": value for name, value in run.config.options.items()})
         return _Retraining(run, dataset, registry, champion, ring).end()
@@ -318,6 +318,7 @@ class _Retraining:
             done = carry_out(self.registry, self.run.folder, decision, trained)
         except Misuse as error:
             return self._away(decision, str(error).partition(": set ")[0])
+        show_metrics(self.run.workspace, self.registry)
         self.figures["version"] = done.version
         before = "it" if done.champion is None else f"version {done.champion}"
         messages = {
@@ -341,8 +342,7 @@ class _Retraining:
         self.task_runs += fleet.task_runs
         self.sent["uplink_bytes"] += nbytes(list(told.values()))
         self.sent["downlink_bytes"] += nbytes(asked)
-        for reason in list(fleet.silent.values())[:SHOWN]:
-            say(f"no {what}, {reason}")
+        say_unanswered(what, fleet.silent)
 
     def _write_results(self) -> None:
         folder, results = self.run.folder, self.run.folder.results

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,11 +27,14 @@ from fedcore.data import Dataset, Fitted, open_dataset
 from fedcore.data.places import read_file, write_durably
 from fedcore.errors import Misuse
 from fedcore.rounds import RunState, rounds
+from flows.artifacts import run_artifacts
 from flows.config import DataConfig, RunConfig
 from flows.fleet import Fleet
+from flows.logs import about, log, logged
+from flows.metrics import RunMetrics
 from flows.orchestrator import Orchestrator
 from flows.parent import Parent
-from flows.progress import SHOWN, run_progress, say
+from flows.progress import log_round, run_progress, say_unanswered
 from flows.workspace import Workspace
 from tasks.checkpoint import Checkpoint, Record, RunFolder, record
 from tasks.tracking.runs import Nested, Tracker
@@ -70,8 +75,8 @@ class Run(Generic[C]):
     ----------
     config
         What is asked for.
-    workspace, folder, tracker
-        Where it lives.
+    workspace, folder, tracker, metrics
+        Where it lives, and where it is told of.
     begun
         When this process began with it, as `time.perf_counter` says.
     """
@@ -80,6 +85,7 @@ class Run(Generic[C]):
     workspace: Workspace
     folder: RunFolder
     tracker: Tracker
+    metrics: RunMetrics
     begun: float
 
     @staticmethod
@@ -99,7 +105,21 @@ class Run(Generic[C]):
             folder.refuse_existing()
         experiment = config.experiment or config.dataset
         tracker = Tracker.open(None, default_store=workspace.mlflow_store, artifacts=workspace.mlflow_artifacts, experiment=experiment)
-        return Run(config, workspace, folder, tracker, begun)
+        metrics = RunMetrics(workspace.metrics, folder.run_id, config.dataset, config.COMMAND)
+        return Run(config, workspace, folder, tracker, metrics, begun)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from going on with the run meanwhile, and log what becomes of it.
+
+        Raises
+        ------
+        Misuse
+            Where another process goes on with it already.
+        """
+        told = {"command": self.config.COMMAND, "dataset": self.config.dataset, "algorithm": getattr(self.config, "algorithm", None)}
+        with self.folder.held(), logged(self.folder.run_id, self.folder.path, **told):
+            yield
 
     def create(self, resolved: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
         """Write the folder of a new run, with its configuration as given and with every default written out."""
@@ -162,6 +182,9 @@ class Run(Generic[C]):
             params=params,
         )
         self.folder.write_json("result.json", complete | {"tracked": known and ended})
+        self.metrics.ended(outcome)
+        told = {"outcome": outcome.name, "rounds": complete["rounds"], "wall_s": complete["wall_s"], "tracked": known and ended}
+        log(logging.INFO if outcome.ok else logging.ERROR, "ended", outcome.message, **told)
         return Completed(message=outcome.message) if outcome.ok else Failed(message=f"{outcome.name}: {outcome.message}")
 
 
@@ -182,32 +205,43 @@ def reopened(folder: RunFolder, config: RunConfig, dataset: Dataset, algorithm: 
     return Fleet(folder.run_id, config, dataset.with_fitted(fitted), algorithm, [card["device"] for card in manifest["devices"]], parent)
 
 
-def run_rounds(fleet: Fleet, folder: RunFolder, tracker: Tracker, before: Sequence[Record] = ()) -> Checkpoint:
+def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[Record] = ()) -> Checkpoint:
     """The loop: after every round, checkpoint, then track, then show.
 
     Parameters
     ----------
-    fleet, folder, tracker
-        What is run, where its checkpoint is, and who is told.
+    run
+        Who is told.
+    fleet, folder
+        What is run, and where its checkpoint is.
     before
-        Rounds of other folders that the tracker counts first.
+        Rounds of other folders that are counted first.
     """
     checkpoint = folder.load() or Checkpoint(fleet.initial_state, (), None)
+    run.metrics.show([*before, *checkpoint.history])
     if checkpoint.outcome:
         return checkpoint
     schedule = fleet.schedule
-    with run_progress(folder.run_id, schedule.rounds, checkpoint.state.main_rounds) as progress:
+    with (
+        run_progress(folder.run_id, schedule.rounds, checkpoint.state.main_rounds) as progress,
+        run_artifacts(schedule.rounds, checkpoint.history) as artifacts,
+    ):
         started = time.perf_counter()
         for report in rounds(fleet.algorithm, fleet.spec, fleet, schedule, checkpoint.state):
-            if report.counted:
-                entry = record(report, fleet.device_ids, time.perf_counter() - started)
+            entry = record(report, fleet.device_ids, time.perf_counter() - started) if report.counted else None
+            if entry:
                 checkpoint = Checkpoint(report.state, (*checkpoint.history, entry), report.outcome)
                 folder.save(checkpoint)
-                tracker.log_rounds(scalars([*before, *checkpoint.history]))
+                with about(round=report.round_num):
+                    run.tracker.log_rounds(scalars([*before, *checkpoint.history]))
             else:
                 checkpoint = checkpoint._replace(outcome=report.outcome)
             quarantined = {name: f"device {name}: quarantined, {why}" for name, why in report.reasons(fleet.device_ids).items()}
-            progress.show(report, fleet.silent | quarantined)
+            silent = fleet.silent | quarantined
+            log_round(report, silent, entry)
+            progress.show(report, silent)
+            artifacts.show(checkpoint.history)
+            run.metrics.show([*before, *checkpoint.history])
             _await_recorder(fleet)
             started = time.perf_counter()
     return checkpoint
@@ -219,8 +253,7 @@ def at_end(fleet: Fleet, checkpoint: Checkpoint, ask: Callable[[RunState], dict[
     if outcome is None or outcome.name == "quorum_lost":
         return checkpoint, {}
     answers = ask(checkpoint.state)
-    for reason in list(fleet.silent.values())[:SHOWN]:
-        say(f"no result, {reason}")
+    say_unanswered("result", fleet.silent)
     K = len(fleet.device_ids)
     why = fleet.schedule.lost(len(answers), K)
     if not why:

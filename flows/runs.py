@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
-from fedcore.data.places import entries, is_file, modified
+from fedcore.data.places import entries, is_file, is_folder, modified
 from fedcore.errors import FedlinError, Misuse
 from flows.workspace import Workspace
-from tasks.checkpoint import Ledger, Record, RunFolder
+from tasks.checkpoint import Record, RunFolder
 
 RunStatus = Literal["running", "ended", "interrupted", "damaged"]
 
@@ -85,7 +85,7 @@ def view(folder: RunFolder) -> RunView:
         config = folder.read_json("config.json")
         given = config["given"]
         known = nothing._replace(
-            command=config.get("command", "train"), dataset=given["dataset"], algorithm=_algorithm(given), most=given.get("rounds")
+            command=config.get("command", "train"), dataset=given["dataset"], algorithm=_algorithm(given), most=_most(given)
         )
         return _of(folder, known)
     except (KeyError, TypeError, AttributeError):
@@ -102,14 +102,15 @@ def last_rounds(folder: RunFolder, number: int) -> Sequence[Record]:
     Misuse
         Where its checkpoint is damaged.
     """
-    return ledger.history[-number:] if (ledger := folder.ledger()) else ()
+    ledgers = [ledger for each in _parts(folder) if (ledger := each.ledger())]
+    return ledgers[-1].history[-number:] if ledgers else ()
 
 
 def _of(folder: RunFolder, known: RunView) -> RunView:
     machine = folder.held_by()
-    written = {name: folder.path / name for name in ("checkpoint.npz", "result.json", "decision.json")}
-    there = [name for name, path in written.items() if is_file(path)]
-    known = known._replace(machine=machine, changed=max([known.began, *(modified(written[name]) for name in there)]))
+    there = [name for name in ("result.json", "decision.json") if is_file(folder.path / name)]
+    written = [each.path / "checkpoint.npz" for each in _parts(folder)] + [folder.path / name for name in there]
+    known = known._replace(machine=machine, changed=max([known.began, *(modified(path) for path in written if is_file(path))]))
     if machine is None and "result.json" in there:
         result = folder.read_json("result.json")
         known = known._replace(status="ended", rounds=result["rounds"], outcome=result["outcome"], message=result["message"])
@@ -117,8 +118,20 @@ def _of(folder: RunFolder, known: RunView) -> RunView:
     if known.command == OUTSIDE and "decision.json" in there:
         decision = folder.read_json("decision.json")
         return known._replace(status="ended", outcome=decision["decision"], message=decision["why"])
-    ledger = folder.ledger() or Ledger((), None)
-    return known._replace(status="running" if machine else "interrupted", rounds=len(ledger.history))
+    done = sum(len(ledger.history) for each in _parts(folder) if (ledger := each.ledger()))
+    return known._replace(status="running" if machine else "interrupted", rounds=done)
+
+
+def _parts(folder: RunFolder) -> list[RunFolder]:
+    """The folders with a run's checkpoints, in order: its own, or those of its repeats."""
+    if not is_folder(repeats := folder.path / "repeats"):
+        return [folder]
+    begun = [repeats / entry.name for entry in entries(repeats) if entry.folder]
+    return [RunFolder(path) for path in sorted(begun, key=lambda path: int(path.name.rpartition("-")[2]))]
+
+
+def _most(given: dict[str, Any]) -> int | None:
+    return given["rounds"] * given.get("repeats", 1) if "rounds" in given else None
 
 
 def _algorithm(given: dict[str, Any]) -> str:

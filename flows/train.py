@@ -37,10 +37,10 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
     """
     run = Run.open(TrainConfig, config, run_id)
     folder, fleet = run.folder, _fleet(run)
-    with folder.held():
+    with run.held():
         earlier = seconds(folder.load())
         run.start_tracking(_flat(run.config.resolved()))
-        checkpoint, reports = at_end(fleet, run_rounds(fleet, folder, run.tracker), fleet.finalize)
+        checkpoint, reports = at_end(fleet, run_rounds(run, fleet, folder), fleet.finalize)
         outcome = checkpoint.outcome
         assert outcome is not None
         told, findings = list(reports.values()), fleet.algorithm.findings(checkpoint.state.server, fleet.spec)

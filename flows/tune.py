@@ -47,10 +47,10 @@ def tune(config: TuneConfig | None = None, run_id: str | None = None) -> State[N
     asked, folder, candidates = run.config, run.folder, run.config.candidates()
     dataset = open_data(asked, run.workspace)
     fleet, refusals = trial_fleet(folder, asked, dataset, candidates, asked.parts, lambda manifest: run.create(asked.resolved(), manifest))
-    with folder.held():
+    with run.held():
         earlier = seconds(folder.load())
         run.start_tracking(asked.model_dump(exclude_defaults=True))
-        checkpoint = run_rounds(fleet, folder, run.tracker)
+        checkpoint = run_rounds(run, fleet, folder)
         checkpoint, scores = at_end(fleet, checkpoint, lambda state: fleet.at_end(device_validate, state))
         went = courses(fleet, checkpoint.state, refusals)
         rmse = validation(scores, refusals, went)

@@ -67,6 +67,12 @@ class Workspace:
         return self.root / ".turns"
 
     @property
+    def metrics(self) -> Path:
+        """Figures of runs for Prometheus; `FEDLIN_METRICS` names another folder."""
+        named = os.environ.get("FEDLIN_METRICS")
+        return Path(named).resolve() if named else self.root / ".metrics"
+
+    @property
     def stack(self) -> Path:
         """Databases, logs and process ids of the local stack."""
         return self.root / ".stack"

@@ -26,7 +26,12 @@ SHOWN = 3
 def folders(workspace: Workspace) -> Iterator[Finding]:
     """Whether runs can write what they leave: each folder gets a file, which is deleted again."""
     places = {"project": workspace.root, "datasets": workspace.datasets, "runs": workspace.runs}
-    places |= {"MLflow artifacts": workspace.mlflow_artifacts, "Prefect records": workspace.prefect_home, "turns": workspace.turns}
+    places |= {
+        "MLflow artifacts": workspace.mlflow_artifacts,
+        "Prefect records": workspace.prefect_home,
+        "turns": workspace.turns,
+        "metrics": workspace.metrics,
+    }
     for name, folder in places.items():
         if reason := _closed(folder):
             yield Finding("error", "folders", f"{name}: {folder} cannot be written ({reason}): give permission, or name another place")
@@ -71,7 +76,7 @@ def room(folder: Path, free: int) -> Finding:
     return Finding(level, "disk", f"{decimal(free)} free at {folder}{advice}")
 
 
-def devices(workspace: Workspace) -> Iterator[Finding]:
+def datasets(workspace: Workspace) -> Iterator[Finding]:
     """Whether contracts can be read, and devices can keep their state beside their rows."""
     names = list_datasets(workspace.datasets)
     for name in names:
@@ -79,7 +84,7 @@ def devices(workspace: Workspace) -> Iterator[Finding]:
             dataset = open_dataset(workspace.datasets, name)
             ids = dataset.device_ids
         except FedlinError as error:
-            yield Finding("error", "data sets", str(error))
+            yield Finding("error", "datasets", str(error))
             continue
         if not isinstance(dataset.path, Path):
             continue
@@ -87,11 +92,11 @@ def devices(workspace: Workspace) -> Iterator[Finding]:
         if closed:
             shown = f"{', '.join(closed[:SHOWN])}{' and others' if len(closed) > SHOWN else ''}"
             what = f"{name}: {len(closed)} of {len(ids)} devices' folders cannot be written ({shown})"
-            yield Finding("error", "data sets", f"{what}: give permission, devices keep their state there")
+            yield Finding("error", "datasets", f"{what}: give permission, devices keep their state there")
         else:
-            yield Finding("ok", "data sets", f"{name}: {len(ids)} devices")
+            yield Finding("ok", "datasets", f"{name}: {len(ids)} devices")
     if not names:
-        yield Finding("ok", "data sets", "none yet: fedlin data import or fedlin simulate makes one")
+        yield Finding("ok", "datasets", "none yet: fedlin data import or fedlin simulate makes one")
 
 
 def permissions(workspace: Workspace) -> Iterator[Finding]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from fedcore.errors import FedlinError
 from flows.checks.finding import Check, Finding
 from flows.checks.packages import packages
-from flows.checks.places import devices, disk, folders, permissions
+from flows.checks.places import datasets, disk, folders, permissions
 from flows.checks.servers import clock, deployments, mlflow, prefect, registry, stack
 from flows.workspace import Workspace
 
-CHECKS: Sequence[Check] = (packages, folders, disk, devices, permissions, mlflow, registry, prefect, clock, deployments, stack)
+CHECKS: Sequence[Check] = (packages, folders, disk, datasets, permissions, mlflow, registry, prefect, clock, deployments, stack)
 
 
 def examined(workspace: Workspace, checks: Sequence[Check]) -> Iterator[Finding]:

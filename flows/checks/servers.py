@@ -47,7 +47,7 @@ def prefect(workspace: Workspace) -> Iterator[Finding]:
             client.request("GET", "/health").raise_for_status()
             waits.append(time.perf_counter() - begun)
         yield latency(kind, median(waits))
-        if wrong := beside("Prefect", "Prefect", client.api_version(), client.client_version()):
+        if wrong := beside("prefect", "Prefect", client.api_version(), client.client_version()):
             yield wrong
 
 
@@ -55,27 +55,27 @@ def latency(kind: str, seconds: float) -> Finding:
     """Whether a Prefect server answers soon enough."""
     if seconds > SLOW:
         what = f"{kind} answers in {1000 * seconds:.0f} ms"
-        return Finding("warning", "Prefect", f"{what}, which slows every round: use one that is nearer or less busy")
-    return Finding("ok", "Prefect", f"{kind} answers in {1000 * seconds:.0f} ms")
+        return Finding("warning", "prefect", f"{what}, which slows every round: use one that is nearer or less busy")
+    return Finding("ok", "prefect", f"{kind} answers in {1000 * seconds:.0f} ms")
 
 
 def mlflow(workspace: Workspace) -> Iterator[Finding]:
     """The tracking store: whether it can be reached, and its schema is the one that is used here."""
     state = store_state(workspace.mlflow_store)
     if state.uri is None:
-        yield Finding("ok", "MLflow", f"no store yet: the first run makes {workspace.mlflow_store}")
+        yield Finding("ok", "mlflow", f"no store yet: the first run makes {workspace.mlflow_store}")
     elif state.url is not None:
-        if wrong := beside("MLflow", "MLflow", str(state.version), state.own):
+        if wrong := beside("mlflow", "MLflow", str(state.version), state.own):
             yield wrong
         else:
-            yield Finding("ok", "MLflow", f"server at {state.uri} answers, version {state.version}")
+            yield Finding("ok", "mlflow", f"server at {state.uri} answers, version {state.version}")
     elif state.schema is None:
-        yield Finding("error", "MLflow", f"{state.uri} holds no MLflow store: name another one in MLFLOW_TRACKING_URI")
+        yield Finding("error", "mlflow", f"{state.uri} holds no MLflow store: name another one in MLFLOW_TRACKING_URI")
     elif state.schema != state.expected:
         what = f"the schema of {state.uri} is {state.schema}, MLflow {state.own} works with {state.expected}"
-        yield Finding("error", "MLflow", f"{what}: keep a copy of the database, then run mlflow db upgrade on it")
+        yield Finding("error", "mlflow", f"{what}: keep a copy of the database, then run mlflow db upgrade on it")
     else:
-        yield Finding("ok", "MLflow", f"store {state.uri}, schema {state.schema}")
+        yield Finding("ok", "mlflow", f"store {state.uri}, schema {state.schema}")
 
 
 def registry(workspace: Workspace) -> Iterator[Finding]:
@@ -181,6 +181,7 @@ def stack(workspace: Workspace) -> Iterator[Finding]:
         return
     apart = [name for name, url in local.addresses.items() if os.environ.get(name) != url]
     if apart:
-        yield Finding("warning", "stack", f"it is up, and {', '.join(apart)} of this shell not its own: . {workspace.stack / ENVIRONMENT}")
+        use = f". {workspace.stack / ENVIRONMENT}"
+        yield Finding("warning", "stack", f"it is up, and this shell does not use it ({', '.join(apart)}): {use}")
     else:
         yield Finding("ok", "stack", "it is up, and used by this shell")

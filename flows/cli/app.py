@@ -6,6 +6,7 @@ without a usable result (`diverged`, `quorum_lost`), 130 when interrupted.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from importlib import metadata
@@ -16,6 +17,7 @@ from typer.exceptions import TyperException
 
 from fedcore.errors import FedlinError, Misuse
 from flows.cli import adapt, champion, compare, data, doctor, reproduce, retrain, simulate, status, train, tune
+from flows.logs import as_json, check_asked, log
 
 INTERRUPTED = 130
 
@@ -39,6 +41,7 @@ app.command("doctor")(doctor.command)
 
 @app.callback()
 def _top(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    check_asked()
     if version:
         print(f"fedlin {metadata.version('fedlin')}")
         raise typer.Exit
@@ -73,7 +76,10 @@ def main() -> None:
 
 
 def _fail(message: str, status: int) -> None:
-    print(f"fedlin: error: {' '.join(message.split())}", file=sys.stderr)
+    if as_json():
+        log(logging.ERROR, "failed", message, status=status)
+    else:
+        print(f"fedlin: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-
 from fedcore.data import Dataset, fit_fleet, open_dataset
 from fedcore.data.places import is_file
 from fedcore.errors import DeviceRefusal, FedlinError, Misuse
 from flows.config import DataConfig, RunConfig
+from flows.progress import say
 from flows.searches import Candidate
 from flows.workspace import Workspace
 
@@ -115,7 +114,7 @@ def run_flow(command: str, settings: DataConfig | None, resume: str | None) -> d
 
     workspace = Workspace.find()
     run_id = resume or new_run_id()
-    typer.echo(f"run {run_id} on data set {settings.dataset}" if settings else f"run {run_id} goes on", err=True)
+    say(f"run {run_id} on data set {settings.dataset}" if settings else f"run {run_id} goes on")
     with orchestrator(workspace.prefect_home) as server:
         state = _flow_state(command, settings, run_id)
         folder = RunFolder(workspace.runs / run_id)
@@ -136,7 +135,7 @@ def _drain(server: Orchestrator, folder: RunFolder, result: dict[str, Any]) -> d
     complete = result | {"task_runs_recorded": finished(counts)}
     folder.write_json("result.json", complete)
     if finished(counts) != total:
-        typer.echo(f"fedlin: note: Prefect recorded {counts} of {total} task runs; the run's own ledger is complete", err=True)
+        say(f"fedlin: note: Prefect recorded {counts} of {total} task runs; the run's own ledger is complete")
     return complete
 
 

@@ -27,7 +27,7 @@ RUN_ID = "fedlin.run_id"
 ROUND = "round_num"
 PARENT = "mlflow.parentRunId"
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("fedlin.tracking")
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it announces every retry, beside our own one line
 
 

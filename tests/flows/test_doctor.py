@@ -126,7 +126,7 @@ def test_the_packages_of_this_environment_are_looked_at(home: Path) -> None:
     [("3.9.1", "3.9.1", None), ("3.10.0", "3.9.1", None), ("3.8.0", "3.9.1", "warning"), ("4.0", "3.9.1", "error")],
 )
 def test_a_server_may_be_newer_than_we_are_and_of_the_same_major_version(server: str, own: str, level: str | None) -> None:
-    found = beside("Prefect", "Prefect", server, own)
+    found = beside("prefect", "Prefect", server, own)
     assert (found.level if found else None) == level
 
 
@@ -159,19 +159,19 @@ def test_little_room_on_a_disk_is_told(free: int, level: str, home: Path, monkey
 
 def test_a_broken_contract_and_a_device_that_cannot_keep_its_state_are_errors(reachable: Path) -> None:
     workspace = Workspace(reachable)
-    assert levels(places.devices(workspace)) == ["ok"]
+    assert levels(places.datasets(workspace)) == ["ok"]
     simulated = Fleet(small_fleet(), np.zeros((3, 3)), np.eye(3))
     dataset = create_simulated(reachable / "datasets", "small", simulated, "a small fleet")
     assert isinstance(dataset.path, Path)
-    assert [each.text for each in places.devices(workspace)] == ["small: 3 devices"]
+    assert [each.text for each in places.datasets(workspace)] == ["small: 3 devices"]
     for device in dataset.device_ids:
         (dataset.path / f"device={device}").chmod(0o755 if device == "b" else 0o777)
     with unprivileged():
-        (found,) = places.devices(workspace)
+        (found,) = places.datasets(workspace)
     assert (found.level, found.text.partition(":")[2].strip()[:52]) == ("error", "1 of 3 devices' folders cannot be written (b): give ")
     (dataset.path / "dataset.toml").write_text("nonsense")
-    (found,) = places.devices(workspace)
-    assert (found.level, found.check) == ("error", "data sets")
+    (found,) = places.datasets(workspace)
+    assert (found.level, found.check) == ("error", "datasets")
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,9 @@ def test_canary(environment: dict[str, str], home: Path, fleet: Callable[..., Da
     plant(dataset)
     script = home / "user/run.py"
     script.write_text(SCRIPT.format(number=NUMBER, word=WORD))
-    run = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(
+        [sys.executable, str(script)], env=environment | {"FEDLIN_LOG": "json"}, capture_output=True, text=True, timeout=300
+    )
     script.unlink()
     assert run.returncode == 0, run.stderr
     result = json.loads(run.stdout.splitlines()[-1])
@@ -154,8 +156,10 @@ def test_canary(environment: dict[str, str], home: Path, fleet: Callable[..., Da
         said += [refused.stdout, refused.stderr]
 
     outside = [*searched(home, dataset.path), ("standard output and error", "".join(said).encode())]
-    assert {name.rsplit("/", 1)[-1] for name, _ in outside} >= {"prefect.db", "mlflow.db", "checkpoint.npz", "theta.npz", "devices.parquet"}
+    told = {"prefect.db", "mlflow.db", "checkpoint.npz", "theta.npz", "devices.parquet", "log.jsonl", "fedlin-run-small-train.prom"}
+    assert {name.rsplit("/", 1)[-1] for name, _ in outside} >= told
     assert any("task_run_state" in name for name, _ in outside), "the search read Prefect's tables"
+    assert '"event": "silent"' in run.stderr, "the log says that device b failed"
     found = [(name, trace) for name, content in outside for trace, form in traces().items() if form in content]
     assert found == []
 

@@ -6,20 +6,23 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from upath import UPath
 
 from fedcore.algorithm import Outcome
+from fedcore.data.places import create_file
 from fedcore.data.staging import holder
 from fedcore.errors import Misuse
 from fedcore.rounds import RunState
 from flows.cli.app import main
 from flows.cli.status import age
-from flows.runs import runs, view
+from flows.runs import last_rounds, runs, view
 from flows.workspace import Workspace
 from tasks.checkpoint import Checkpoint, RunFolder
 
@@ -80,6 +83,16 @@ def test_a_rollback_has_ended_by_its_decision(home: Path) -> None:
     folder.write_json("decision.json", {"decision": "rolled_back", "why": "a person chose it"})
     found = view(folder)
     assert (found.status, found.outcome, found.most) == ("ended", "rolled_back", None)
+
+
+def test_the_rounds_of_a_comparison_are_those_of_its_repeats(home: Path) -> None:
+    folder = made(home, "c", algorithm=None, algorithms=["separate", "hm1"], repeats=11)
+    for r in range(1, 12):
+        made(home, f"c/repeats/c-{r}", done=3 if r < 11 else 2)
+    found = view(folder)
+    assert (found.algorithm, found.rounds, found.most) == ("separate,hm1", 32, 33)
+    assert [each["round_num"] for each in last_rounds(folder, 5)] == [1, 2]  # of the eleventh, and not of the ninth
+    assert found.changed == max(view(RunFolder(folder.path / "repeats" / f"c-{r}")).changed for r in range(1, 12))
 
 
 @pytest.mark.parametrize("name", ["config.json", "checkpoint.npz", "result.json"])
@@ -160,3 +173,18 @@ def test_an_ended_outcome_of_the_ledger_is_kept_beside_its_rounds(home: Path) ->
     saved = Checkpoint(state, (ROUND | {"round_num": 1},), Outcome("completed", "done", ok=True))
     folder.save(saved)
     assert folder.ledger() == (saved.history, saved.outcome)
+
+
+def test_runs_in_an_object_store_and_those_of_another_machine(s3: Callable[[], UPath], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = s3()
+    monkeypatch.setenv("FEDLIN_RUNS", str(bucket / "runs"))
+    assert runs(Workspace(home)) == []
+    folder = RunFolder(Workspace(home).runs / "r")
+    folder.create({"command": "train", "given": {"dataset": "small", "algorithm": "hm1", "rounds": 3}}, {"devices": []})
+    (found,) = runs(Workspace(home))
+    assert (found.run_id, found.status) == ("r", "interrupted")
+    assert abs((datetime.now(UTC) - found.began).total_seconds()) < 3600
+    with folder.held():
+        assert view(folder)._replace(changed=found.changed) == found._replace(status="running", machine=os.uname().nodename)
+    create_file(bucket / "runs" / "r" / "run.lock", json.dumps({"host": "elsewhere"}).encode())
+    assert (view(folder).status, view(folder).machine) == ("running", "elsewhere")

@@ -88,12 +88,16 @@ def test_what_a_run_leaves(server: Orchestrator, home: Path, fleet: Callable[...
     expected = in_memory(dataset, config)
     folder = home / "runs/run"
 
-    # Prefect's records: every task ended, none is missing; and the progress artifact stands at the end.
+    # Prefect's records: every task ended, none is missing; and the progress artifact stands at the end, beside the table of rounds.
     assert result["task_runs"] == 5 + 3 * (5 + 1) + 5
     assert server.drain(result["flow_run_id"], result["task_runs"]) == {"COMPLETED": result["task_runs"]}
     with get_client(sync_client=True) as client:
         artifacts = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[result["flow_run_id"]])))
-    assert [(artifact.type, artifact.data) for artifact in artifacts] == [("progress", 100.0)]
+    left = {str(artifact.type): artifact.data for artifact in artifacts}
+    assert len(artifacts) == len(left) == 2
+    assert left["progress"] == 100.0
+    rounds = [(each["round"], each["loss"]) for each in json.loads(str(left["table"]))]
+    assert rounds == [(c + 1, each["loss"]) for c, each in enumerate(expected.history)]
 
     # The table of devices, against scores made here.
     table = pq.read_table(folder / "results/devices.parquet").to_pydict()

@@ -111,7 +111,7 @@ def test_rounds_of_an_outage_are_sent_afterwards(
         for count in range(2, 5):
             tracker._try_at = 0.0
             tracker.log_rounds(RECORDS[:count])
-    warnings = [each.getMessage() for each in caplog.records if each.name == "tasks.tracking.runs"]
+    warnings = [each.getMessage() for each in caplog.records if each.name == "fedlin.tracking"]
     assert len(warnings) == 1
     assert "\n" not in warnings[0]
     assert [step for step, _ in history(tracker, "change")] == [1]
