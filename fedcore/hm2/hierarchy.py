@@ -52,14 +52,11 @@ class Hierarchy(Protocol[Private, Point, Statistics]):
     ----------
     START
         The phases of its start, in order; may be empty. In each, devices send statistics that are summed.
-    CHEAP
-        Whether `log_factor` is cheap enough to be asked at thousands of values without need.
     CAUTION
         What has to be known of its results, part of a sentence; empty where there is nothing.
     """
 
     START: ClassVar[tuple[str, ...]]
-    CHEAP: ClassVar[bool]
     CAUTION: ClassVar[str]
 
     def at(self, units: Units) -> Self:
@@ -133,6 +130,15 @@ class Hierarchy(Protocol[Private, Point, Statistics]):
 
     def coefficients(self, private: Private, q: NaturalParams, cavity: NaturalParams) -> list[Coefficients]:
         """The posterior of each device's coefficients, from the tilted distributions."""
+        ...
+
+    def coefficients_at(self, private: Private, phi: Floats, log_weight: Floats) -> list[Coefficients]:
+        """The same, from S values that stand for phi, shape (S, p), with the log of their weights for each device, shape (m, S)."""
+        ...
+
+    def doubtful(self, q: NaturalParams, devices: int) -> bool:
+        """Whether q, the approximation of so many devices, may be off by so much that it is to be checked where nothing is said of
+        that."""
         ...
 
     def far(self, q: NaturalParams) -> bool:
