@@ -20,6 +20,10 @@ LONGEST_STEP, HALVINGS = 3.0, 30
 """How many of its standard deviations a mean may move in one round. From far away, as from the prior, many proposals together point past
 the mark: each device takes the distance for its own to explain."""
 
+SWINGS, GAINS, LEAST_SHARE = 0.1, 1.0 / 3.0, 0.25
+"""From which change on a round that brought it down by less than this part of what was taken is taken for swinging to and fro, as where
+rows say little of phi, and from then on half as much is taken; down to this share of the most."""
+
 RefreshPrior = Callable[[NaturalParams, NaturalParams], tuple[NaturalParams, float]]
 
 
@@ -47,6 +51,8 @@ class Approximation(NamedTuple):
         The fraction of the proposed changes that the last round took.
     skipped
         How many devices had nothing to propose in it, because their cavity or tilted distribution is none.
+    share
+        Of the most that is to be taken of changes, what the next round takes at most.
     """
 
     q: NaturalParams
@@ -57,6 +63,7 @@ class Approximation(NamedTuple):
     change: float
     damping: float
     skipped: int
+    share: float
 
 
 class Proposal(NamedTuple):
@@ -78,7 +85,7 @@ class Proposal(NamedTuple):
 def of_prior(prior: NaturalParams, K: int) -> Approximation:
     """The prior, before any site of K devices."""
     sites = NaturalParams(*(np.zeros((K, len(part))) for part in prior))
-    return Approximation(prior, prior, sites, np.full(K, np.nan), np.nan, np.inf, 1.0, 0)
+    return Approximation(prior, prior, sites, np.full(K, np.nan), np.nan, np.inf, 1.0, 0, 1.0)
 
 
 def with_sites(approximation: Approximation, cohort: Sequence[int], changes: NaturalParams) -> Approximation:
@@ -107,7 +114,7 @@ def refreshed(
     """
     K, phi = len(approximation.terms), log_partition(approximation.q)
     total, anew = proposal.site.total(), np.asarray(proposal.skipped) == 0
-    found = _largest_step(approximation.q, total, damping)
+    found = _largest_step(approximation.q, total, damping * approximation.share)
     if found is None:
         return None
     q, fraction, moved = found
@@ -116,6 +123,8 @@ def refreshed(
     terms = approximation.terms.copy()
     answered = np.asarray(cohort)
     terms[answered[anew]] = proposal.term[anew] - phi
+    change = moved / fraction if len(cohort) == K else np.inf
+    swings = SWINGS < change < np.inf and change > approximation.change * (1.0 - GAINS * fraction)
     terms[answered[~anew]] = np.nan_to_num(terms[answered[~anew]])  # what never had a site counts as a factor of 1
     return Approximation(
         q.plus(prior.minus(approximation.prior)),
@@ -123,9 +132,10 @@ def refreshed(
         _moved(approximation.sites, cohort, proposal.site, fraction),
         terms,
         float(phi + prior_term + terms.sum()),
-        moved / fraction if len(cohort) == K else np.inf,
+        change,
         fraction,
         int(np.count_nonzero(~anew)),
+        max(0.5 * approximation.share, LEAST_SHARE) if swings else approximation.share,
     )
 
 
