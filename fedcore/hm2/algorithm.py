@@ -344,7 +344,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
 
 def _current(server: Server, *, taken: bool) -> Current:
     q = server.approximation.q
-    draws = server.certificate.corrections(server.kept.q) if server.ended else np.zeros((0, len(q.shift)))
+    draws = server.certificate.sample() if server.ended else server.certificate.points[:0]
     return Current(q, float(server.which), server.units, draws, float(taken))
 
 

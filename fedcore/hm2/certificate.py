@@ -43,12 +43,8 @@ draws are reliable, for there to be another: a second one of the same kind does,
 LEAST_SHARE, OWN_WORTH = 0.05, 0.25
 """Of a part of the mixture; and how many independent draws for each number in its covariance that counts for when it is fitted."""
 
-CORRECTED = 0.1
-"""Where the draws have a mean as many standard deviations from the approximation's, or a standard deviation by such a share other, they
-stand for phi in the devices' results too."""
-
-MOST_POINTS, POINTS_A_NUMBER = 400, 32
-"""How many draws that takes, and how many for each number in phi where that is fewer."""
+POINTS = 600
+"""How many draws stand for phi in the devices' results."""
 
 TINY = float(np.finfo(float).tiny)
 
@@ -123,21 +119,15 @@ class Certificate(NamedTuple):
         points = np.take_along_axis(self.points, order, axis=0)
         return np.array([np.interp(below, middle[:, i], points[:, i]) for i in range(points.shape[1])])
 
-    def corrections(self, q: NaturalParams) -> Floats:
-        """Draws of equal weight that stand for phi in place of q, shape (T, p); none, T = 0, where q agrees with them."""
-        found, sd = moments(q), np.sqrt(np.diagonal(self.covariance))
+    def sample(self) -> Floats:
+        """Draws of equal weight that stand for phi in place of an approximation, shape (600, p); none, shape (0, p), if not reliable."""
         if not self.reliable:
-            return np.zeros((0, len(q.shift)))
-        off = np.maximum(np.abs(self.mean - found.mean) / sd, np.abs(np.log(sd / np.sqrt(np.diagonal(found.covariance)))))
-        if (off <= CORRECTED).all():
-            return np.zeros((0, len(q.shift)))
+            return self.points[:0]
         # Systematic resampling, along the direction in which draws differ most.
-        away = (self.points - self.mean) / sd
+        away = (self.points - self.mean) / np.sqrt(np.diagonal(self.covariance))
         _, vectors = np.linalg.eigh((away * self.weight[:, None]).T @ away)
         order = np.argsort(away @ vectors[:, -1])
-        count = min(MOST_POINTS, POINTS_A_NUMBER * len(sd))
-        levels = (np.arange(count) + 0.5) / count
-        chosen = np.searchsorted(np.cumsum(self.weight[order]), levels)
+        chosen = np.searchsorted(np.cumsum(self.weight[order]), (np.arange(POINTS) + 0.5) / POINTS)
         return self.points[order[np.minimum(chosen, len(order) - 1)]]
 
 

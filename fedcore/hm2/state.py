@@ -93,7 +93,7 @@ class Current(NamedTuple):
     q, which, units
         The approximation, which one it is, and units.
     draws
-        Of phi where q is not to be relied on, shape (T, p), else none, T = 0.
+        Of phi where there is a certificate that is reliable, shape (T, p), else none, T = 0.
     taken
         Whether these know of the device's rows, 1 or 0.
     """
