@@ -105,7 +105,7 @@ class Normal(ABC):
 
     def __post_init__(self) -> None:
         """Raises Misuse on an option out of bounds."""
-        number("sigma", self.sigma, 0, np.inf, above=True, below=True, words=("unknown",))
+        number("sigma", self.sigma, 1e-100, 1e100, words=("unknown",))
         choice("noise", self.noise, ("shared", "device"))
         for name in ("mu", "log_tau", "log_sigma2"):
             number(f"{name}_mean", getattr(self, f"{name}_mean"), -np.inf, np.inf, above=True, below=True)
