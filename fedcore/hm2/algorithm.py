@@ -128,10 +128,15 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         if phase == SECOND and not server.ended:
             return to_all(Seeking(server.approximation.q, server.approximations[0].q, server.units), len(cohort))
         if server.ended or phase == MAIN:
-            return to_all(_current(server, taken=True), len(cohort))
+            return to_all(self._current(server, taken=True), len(cohort))
         if phase == CERTIFICATE:
             return to_all(Check(server.spread, server.units), len(cohort))
         return to_all(Ask(float(server.phase), server.point, server.units), len(cohort))
+
+    def _current(self, server: Server, *, taken: bool) -> Current:
+        certificate = server.certificate
+        values = certificate.sample(self.hierarchy.POINTS) if server.ended else certificate.points[:0]
+        return Current(server.approximation.q, float(server.which), server.units, values, float(taken))
 
     def local_steps(
         self, downs: Sequence[Any], devices: Sequence[Device], datas: Sequence[DeviceData], rngs: Sequence[Generator]
@@ -318,7 +323,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         }
 
     def newcomer(self, server: Server) -> Any:
-        return _current(server, taken=False) if server.ended else self.broadcast(server, 0)
+        return self._current(server, taken=False) if server.ended else self.broadcast(server, 0)
 
     def continued_server(self, server: Server, places: Sequence[int | None], spec: FleetSpec) -> Server:
         """Sites of those who left are divided out; the others' stay, and rounds go on in the phase `main`, after one for the units of the
@@ -340,12 +345,6 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         _, proposal, _ = self._refreshed(self._model(alike(told.units)), state, which, q)
         found = divergence(q.plus(proposal.site.total()), q)
         return found if np.isfinite(found) and not np.asarray(proposal.skipped).any() else None
-
-
-def _current(server: Server, *, taken: bool) -> Current:
-    q = server.approximation.q
-    draws = server.certificate.sample() if server.ended else server.certificate.points[:0]
-    return Current(q, float(server.which), server.units, draws, float(taken))
 
 
 def _unheard(server: Server) -> dict[str, Any]:

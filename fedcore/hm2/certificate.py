@@ -43,8 +43,8 @@ draws are reliable, for there to be another: a second one of the same kind does,
 LEAST_SHARE, OWN_WORTH = 0.05, 0.25
 """Of a part of the mixture; and how many independent draws for each number in its covariance that counts for when it is fitted."""
 
-POINTS = 600
-"""How many draws stand for phi in the devices' results."""
+SLIM = 3.0
+"""How many more strips than parts of a strip there are, where phi has two numbers."""
 
 TINY = float(np.finfo(float).tiny)
 
@@ -119,16 +119,35 @@ class Certificate(NamedTuple):
         points = np.take_along_axis(self.points, order, axis=0)
         return np.array([np.interp(below, middle[:, i], points[:, i]) for i in range(points.shape[1])])
 
-    def sample(self) -> Floats:
-        """Draws of equal weight that stand for phi in place of an approximation, shape (600, p); none, shape (0, p), if not reliable."""
+    def sample(self, count: int) -> Floats:
+        """Values of equal weight that stand for phi in place of an approximation, shape (T, p), T near `count`; none, T = 0, if draws are
+        not reliable."""
         if not self.reliable:
             return self.points[:0]
-        # Systematic resampling, along the direction in which draws differ most.
         away = (self.points - self.mean) / np.sqrt(np.diagonal(self.covariance))
-        _, vectors = np.linalg.eigh((away * self.weight[:, None]).T @ away)
-        order = np.argsort(away @ vectors[:, -1])
-        chosen = np.searchsorted(np.cumsum(self.weight[order]), (np.arange(POINTS) + 0.5) / POINTS)
-        return self.points[order[np.minimum(chosen, len(order) - 1)]]
+        _, directions = np.linalg.eigh((away * self.weight[:, None]).T @ away)
+        along = away @ directions[:, ::-1]
+        order = np.argsort(along[:, 0])
+        if along.shape[1] != 2:  # draws, evenly along the direction in which they differ most
+            chosen = np.searchsorted(np.cumsum(self.weight[order]), (np.arange(count) + 0.5) / count)
+            return self.points[order[np.minimum(chosen, len(order) - 1)]]
+        # Means of draws, in strips across that direction, and in parts of each.
+        strips = max(1, round(np.sqrt(SLIM * count)))
+        parts = max(1, round(count / strips))
+        means: list[Floats] = []
+        for share in _equal_parts(self.weight[order], strips):
+            some = np.flatnonzero(share)
+            some = some[np.argsort(along[order[some], 1])]
+            means += [part @ self.points[order[some]] / part.sum() for part in _equal_parts(share[some], parts)]
+        return np.array(means)
+
+
+def _equal_parts(weight: Floats, parts: int) -> Floats:
+    """Weights cut into parts of the same sum, in this order, shape (parts, S); one that a cut goes through is in two."""
+    upper = np.cumsum(weight)
+    cuts = np.linspace(0.0, float(upper[-1]), parts + 1)[:, None]
+    below = np.clip(cuts - (upper - weight), 0.0, weight)
+    return np.asarray(np.diff(below, axis=0), float)
 
 
 def no_certificate(p: int) -> Certificate:

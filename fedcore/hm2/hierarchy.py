@@ -54,10 +54,13 @@ class Hierarchy(Protocol[Private, Point, Statistics]):
         The phases of its start, in order; may be empty. In each, devices send statistics that are summed.
     CAUTION
         What has to be known of its results, part of a sentence; empty where there is nothing.
+    POINTS
+        How many values stand for phi in results that are by a certificate's draws.
     """
 
     START: ClassVar[tuple[str, ...]]
     CAUTION: ClassVar[str]
+    POINTS: ClassVar[int]
 
     def at(self, units: Units) -> Self:
         """This model, with its hyper-prior stated in these units."""

@@ -55,9 +55,6 @@ WIDE = 0.15
 """Standard deviation of log lambda from which on the approximation is worth a check: where coefficients are too few, or too weak, to say
 more of lambda, its posterior falls off slowly on the side where they are nothing."""
 
-NODES = 60
-"""Of many values of phi, how many a coefficient is mixed over: each is a mixture itself."""
-
 NEGLIGIBLE = 1e-12
 """Weight below which a node is left out of a mixture."""
 
@@ -122,6 +119,7 @@ class Penalised(ABC):
 
     START: ClassVar[tuple[str, ...]] = ("noise", "profile")
     CAUTION: ClassVar[str] = ""
+    POINTS: ClassVar[int] = 27
     INFORMATION: ClassVar[float]
     """Of one coefficient about the log of the prior's scale, sigma / lambda."""
 
@@ -258,8 +256,6 @@ class Penalised(ABC):
         return self.mixtures(private, Nodes(found.phi, found.weight))
 
     def coefficients_at(self, private: Prepared, phi: Floats, log_weight: Floats) -> list[Coefficients]:
-        thin = slice(None, None, max(1, len(phi) // NODES))
-        phi, log_weight = phi[thin], log_weight[:, thin]
         m, J = log_weight.shape
         weight = np.exp(log_weight - log_weight.max(axis=1, keepdims=True))
         weight /= weight.sum(axis=1, keepdims=True)

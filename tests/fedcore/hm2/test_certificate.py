@@ -248,7 +248,7 @@ def test_an_approximation_that_is_off_is_mended(p: int) -> None:
     assert np.abs(found.mean - 1.0).max() < 0.05 * 0.4
     np.testing.assert_allclose(np.sqrt(found.covariance.diagonal()), 0.4, rtol=0.05)
     assert found.log_evidence == pytest.approx(0.0, abs=0.08)
-    sample = found.sample()
+    sample = found.sample(600)
     assert np.abs(sample.mean(axis=0) - 1.0).max() < 0.1 * 0.4
     np.testing.assert_allclose(sample.std(axis=0), 0.4, rtol=0.12)
 
@@ -260,7 +260,7 @@ def test_a_mode_that_the_approximation_does_not_know_is_found(p: int) -> None:
     assert found.reliable
     np.testing.assert_allclose(found.mean, 0.8, atol=0.05)
     np.testing.assert_allclose(np.sqrt(found.covariance.diagonal()), np.sqrt(0.25 + 0.24 * 9.0), rtol=0.04)
-    assert (found.sample()[:, 0] > 0.5).mean() == pytest.approx(0.6, abs=0.02)
+    assert (found.sample(600)[:, 0] > 0.5).mean() == pytest.approx(0.6, abs=0.02)
 
 
 def test_weights_that_cannot_be_trusted_are_not_used() -> None:
@@ -270,4 +270,4 @@ def test_weights_that_cannot_be_trusted_are_not_used() -> None:
         no_certificate(8), begun(8, 1.0, np.zeros(8), np.ones(8)), target.log_density(draws(begun(8, 1.0, np.zeros(8), np.ones(8))))
     )
     assert not found.reliable
-    assert found.sample().shape == (0, 8)
+    assert found.sample(600).shape == (0, 8)

@@ -57,6 +57,7 @@ class Conjugate(Hierarchy[Grams, Centre, Grams]):
 
     START: ClassVar[tuple[str, ...]] = ("pooled",)
     CAUTION: ClassVar[str] = ""
+    POINTS: ClassVar[int] = 100
 
     tau: float = 0.5
     sigma2: float = 0.09
@@ -124,7 +125,7 @@ class Conjugate(Hierarchy[Grams, Centre, Grams]):
         raise NotImplementedError
 
     def doubtful(self, q: NaturalParams, devices: int) -> bool:
-        return True
+        return False
 
     def another_mode(self, q: NaturalParams) -> bool:
         return False
@@ -144,6 +145,7 @@ class Scalar(Hierarchy[Estimates, Centre, Centre]):
 
     START: ClassVar[tuple[str, ...]] = ()
     CAUTION: ClassVar[str] = ""
+    POINTS: ClassVar[int] = 100
 
     at: float = 0.0
     precision: float = 1.0
