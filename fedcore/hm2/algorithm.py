@@ -28,7 +28,17 @@ from numpy.random import Generator
 
 from fedcore.algorithm import Aggregated, BatchedAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
 from fedcore.hm2.approximation import Approximation, Proposal, of_prior, refreshed, with_prior, with_sites, without
-from fedcore.hm2.certificate import DRAWS, LEAST, Certificate, certified, draws, no_certificate
+from fedcore.hm2.certificate import (
+    LEAST,
+    LOOKS,
+    Certificate,
+    certified,
+    draws,
+    first_spread,
+    fitted,
+    no_certificate,
+    prior_spread,
+)
 from fedcore.hm2.cohorts import added_to, alike, at, to_all
 from fedcore.hm2.hierarchy import Hierarchy
 from fedcore.hm2.natural import NaturalParams, divergence, inverse, log_partition, moments, natural
@@ -47,10 +57,6 @@ SECOND_ROUNDS = 50
 
 UNITS, SITES, MAIN, SECOND, CERTIFICATE = "units", "sites", "main", "second", "certificate"
 
-FEW, FEW_NUMBERS = 30, 60
-"""Fleets of at most so many devices, with at most so many numbers in phi, are given a certificate where it is neither asked for nor
-refused. In more dimensions 4000 draws have too few near the posterior to say anything."""
-
 
 @dataclass(frozen=True)
 class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
@@ -64,8 +70,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         The run has converged once a round in which every device answered would move no mean of phi by more than this share of its
         standard deviation, and change no standard deviation by more.
     certificate
-        Whether to check phi's posterior by importance sampling, and to mend it: "on", "off", or "auto", in fleets of at most 30 devices
-        with a gaussian, isotropic or ridge prior and at most 60 numbers in phi. It takes one more round in which every device answers.
+        Whether to check phi's posterior by importance sampling, and to mend it: "on", "off", or "auto", where the model doubts the
+        approximation. It takes one more round in which every device answers, or up to eight where there is something to mend.
     hyperprior
         What phi's prior is stated in: "paper", in the units of the data, as the paper has it, where coefficients are about 1 in size; or
         "scaled", in units of the fleet's own, the root mean squares of target and columns, which are summed in a round before the others.
@@ -107,9 +113,10 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
     def init_server(self, spec: FleetSpec) -> Server:
         K, prior = len(spec.device_ids), self.hierarchy.prior(spec.d)
         nothing, empty = np.zeros(K, dtype=bool), of_prior(prior, K)
-        point, certificate = self.hierarchy.start(spec.d), no_certificate(len(prior.shift))
+        point, p = self.hierarchy.start(spec.d), len(prior.shift)
         trace = NaturalParams(*(np.zeros((0, len(part))) for part in prior))
-        return Server((), point, (), 0, nothing, 0, 0, (empty, empty), 0, certificate, trace, ended=False, failed=False)
+        certificate, spread = no_certificate(p), prior_spread(prior)
+        return Server((), point, (), 0, nothing, 0, 0, (empty, empty), 0, certificate, spread, 0, trace, ended=False, failed=False)
 
     def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[Device]:
         m, prior = len(datas), self.hierarchy.prior(spec.d)
@@ -121,10 +128,15 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         if phase == SECOND and not server.ended:
             return to_all(Seeking(server.approximation.q, server.approximations[0].q, server.units), len(cohort))
         if server.ended or phase == MAIN:
-            return to_all(Current(server.approximation.q, float(server.which), server.units), len(cohort))
+            return to_all(self._current(server, taken=True), len(cohort))
         if phase == CERTIFICATE:
-            return to_all(Check(server.approximation.q, server.units), len(cohort))
+            return to_all(Check(server.spread, server.units), len(cohort))
         return to_all(Ask(float(server.phase), server.point, server.units), len(cohort))
+
+    def _current(self, server: Server, *, taken: bool) -> Current:
+        certificate = server.certificate
+        values = certificate.sample(self.hierarchy.POINTS) if server.ended else certificate.points[:0]
+        return Current(server.approximation.q, float(server.which), server.units, values, float(taken))
 
     def local_steps(
         self, downs: Sequence[Any], devices: Sequence[Device], datas: Sequence[DeviceData], rngs: Sequence[Generator]
@@ -141,10 +153,10 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             change = model.start_sites(point, device.private).minus(_site(device, 0))
             up = Proposal(change, np.zeros(m), np.zeros(m))
             return Stacked(_with_site(device, 0, change), m), Stacked(up, m), infos
-        q = alike(down.q)
         if isinstance(down, Check):
-            values = np.maximum(model.log_factor(device.private, draws(q)), LEAST)
+            values = np.maximum(model.log_factor(device.private, draws(alike(down.spread))), LEAST)
             return devices, Stacked(LogFactors(values), m), Stacked(DeviceInfo(model.loss(device.private)), m)
+        q = alike(down.q)
         which = 1 if isinstance(down, Seeking) else int(np.asarray(down.which)[0])
         private, up, loss = self._refreshed(model, device, which, q)
         return Stacked(_with_site(device._replace(private=private), which, up.site), m), Stacked(up, m), Stacked(DeviceInfo(loss), m)
@@ -179,7 +191,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         if phase in (SITES, MAIN, SECOND):
             return Proposal(q, np.zeros(()), np.zeros(()))
         if phase == CERTIFICATE:
-            return LogFactors(np.zeros(DRAWS))
+            return LogFactors(np.zeros(server.spread.count))
         return Squares(0.0, np.zeros(spec.d), 0.0) if phase == UNITS else self.hierarchy.start_form(phase, spec.d)
 
     @np.errstate(all="ignore")  # what is not finite is found below, and named
@@ -217,7 +229,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         elif phase != SITES:
             heard, model = int(server.heard.sum()), self._model(server.units)
             server = server._replace(point=model.started(phase, server.point, server.total, heard, len(server.heard)))
-        return server._replace(total=(), rounds=0, heard=np.zeros_like(server.heard), phase=server.phase + 1)
+        return server._replace(phase=server.phase + 1, **_unheard(server))
 
     def _next(self, server: Server, phase: str) -> Server:
         """Another phase, or the end, once the approximation has converged. Where most devices propose nothing it only seems to."""
@@ -233,19 +245,25 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         server = server._replace(which=int(better or (phase == MAIN and server.which)))
         if not self._asks_certificate(server):
             return server._replace(ended=True)
-        return server._replace(phase=self.phases.index(CERTIFICATE), total=(), rounds=0, heard=np.zeros_like(server.heard))
+        found = [each.q for each in (first, second)[: 1 + (found and phase == SECOND)]]
+        spread = first_spread(server.spread, found)
+        return server._replace(phase=self.phases.index(CERTIFICATE), spread=spread, **_unheard(server))
 
     def _asks_certificate(self, server: Server) -> bool:
-        few = len(server.heard) <= FEW and len(server.approximation.q.shift) <= FEW_NUMBERS
-        return self.certificate == "on" or (self.certificate == "auto" and few and self.hierarchy.CHEAP)
+        doubted = self._model(server.units).doubtful(server.approximation.q, len(server.heard))
+        return self.certificate == "on" or (self.certificate == "auto" and doubted)
 
     def _certified(self, server: Server) -> Server:
-        """With the certificate once every device was heard, or without where some stay away."""
-        if server.heard.all():
-            q = server.approximation.q
-            log_posterior = self._model(server.units).log_prior(draws(q)) + server.total.values
-            return server._replace(certificate=certified(q, log_posterior), total=(), ended=True)
-        return server._replace(total=(), ended=True) if server.rounds >= START_ROUNDS else server
+        """With another look once every device was heard, and at the end after the last one, or where some stay away."""
+        if not server.heard.all():
+            return server._replace(total=(), ended=True) if server.rounds >= START_ROUNDS else server
+        spread, before = server.spread, server.certificate
+        log_posterior = self._model(server.units).log_prior(draws(spread)) + server.total.values
+        found, looks = certified(before, spread, log_posterior), server.looks + 1
+        server = server._replace(certificate=found, looks=looks)
+        if found.sound or looks == LOOKS or not found.gains(before):
+            return server._replace(total=(), ended=True)
+        return server._replace(spread=fitted(spread, found), **_unheard(server))
 
     def status(self, server: Server) -> Continue | Outcome:
         if server.failed and 2 * server.approximation.skipped > len(server.heard):
@@ -276,9 +294,16 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         down, device = stacked(downs), stacked(devices)
         if not isinstance(down, Current | Seeking):  # the run failed before it had a start
             return [DeviceResult(np.zeros(data.train.d)) for data in datas]
-        q, which = _told_of(down)
-        cavity, _ = self._cavity(_site(device, which), q)
-        found = self._model(alike(down.units)).coefficients(device.private, q, cavity)
+        model = self._model(alike(down.units))
+        if isinstance(down, Current) and down.draws.shape[1]:
+            values = down.draws[0]
+            taken = np.asarray(down.taken)[:, None] > 0
+            log_weight = np.zeros((len(datas), len(values))) if taken.all() else model.log_factor(device.private, values)
+            found = model.coefficients_at(device.private, values, np.where(taken, 0.0, log_weight))
+        else:
+            q, which = _told_of(down)
+            cavity, _ = self._cavity(_site(device, which), q)
+            found = model.coefficients(device.private, q, cavity)
         return [DeviceResult(each.mean, each) for each in found]
 
     def caution(self, server: Server) -> str:
@@ -298,7 +323,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
 
     def findings(self, server: Server, spec: FleetSpec) -> dict[str, Any]:
         known = moments(server.kept.q).proper and not server.failed
-        evidence, k = server.kept.log_evidence, server.certificate.k
+        evidence, k = server.log_evidence, server.certificate.k
         return {
             "phi": phi(server, self.hierarchy.blocks(spec.d)) if known else None,
             "log_evidence": evidence if np.isfinite(evidence) else None,
@@ -306,7 +331,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         }
 
     def newcomer(self, server: Server) -> Any:
-        return self.broadcast(server, 0)
+        return self._current(server, taken=False) if server.ended else self.broadcast(server, 0)
 
     def continued_server(self, server: Server, places: Sequence[int | None], spec: FleetSpec) -> Server:
         """Sites of those who left are divided out; the others' stay, and rounds go on in the phase `main`, after one for the units of the
@@ -328,6 +353,11 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         _, proposal, _ = self._refreshed(self._model(alike(told.units)), state, which, q)
         found = divergence(q.plus(proposal.site.total()), q)
         return found if np.isfinite(found) and not np.asarray(proposal.skipped).any() else None
+
+
+def _unheard(server: Server) -> dict[str, Any]:
+    """What changes when devices are asked for something else."""
+    return {"total": (), "rounds": 0, "heard": np.zeros_like(server.heard)}
 
 
 def _told_of(down: Current | Seeking) -> tuple[NaturalParams, int]:
@@ -353,8 +383,9 @@ def _with_approximation(server: Server, found: Approximation) -> Server:
 
 def _with_units(server: Server, hierarchy: Hierarchy[Any, Any, Any], units: Units) -> Server:
     d, model = len(units.columns), hierarchy.at(units)
-    first, second = (with_prior(each, model.prior(d)) for each in server.approximations)
-    return server._replace(units=units, point=model.start(d), approximations=(first, second))
+    prior = model.prior(d)
+    first, second = (with_prior(each, prior) for each in server.approximations)
+    return server._replace(units=units, point=model.start(d), approximations=(first, second), spread=prior_spread(prior))
 
 
 def _failed(server: Server) -> Aggregated:
@@ -364,4 +395,4 @@ def _failed(server: Server) -> Aggregated:
 def _told(certificate: Certificate) -> str:
     if certificate.reliable:
         return f"phi's moments are those of importance sampling, with Pareto k = {certificate.k:.2f}"
-    return f"importance sampling could not check them, with Pareto k = {certificate.k:.2f}, so intervals may be too narrow"
+    return f"importance sampling could not check them, with Pareto k = {certificate.k:.2f}, so means and intervals may be off"

@@ -20,6 +20,10 @@ LONGEST_STEP, HALVINGS = 3.0, 30
 """How many of its standard deviations a mean may move in one round. From far away, as from the prior, many proposals together point past
 the mark: each device takes the distance for its own to explain."""
 
+SWINGS, FALLS, LEAST_SHARE = 0.1, 2.0 / 3.0, 0.25
+"""From which change on a round that goes back on the one before, and is not smaller by this factor, is taken for swinging to and fro, as
+where rows say little of phi; from then on half as much is taken, down to this share of the most."""
+
 RefreshPrior = Callable[[NaturalParams, NaturalParams], tuple[NaturalParams, float]]
 
 
@@ -40,13 +44,17 @@ class Approximation(NamedTuple):
     log_evidence
         Expectation propagation's, of the q that the last round began with: there an error of q changes it by the square of it alone. NaN
         until every device has refreshed its site.
+    move
+        By how much of its standard deviation the last round would have moved each mean, and by which share changed each standard deviation,
+        had all that was proposed been taken, shape (2 p,).
     change
-        By how much of its standard deviation the last round would have moved a mean, or by which share changed a standard deviation, had
-        all that was proposed been taken; inf unless every device answered.
+        The largest of these; inf unless every device answered.
     damping
         The fraction of the proposed changes that the last round took.
     skipped
         How many devices had nothing to propose in it, because their cavity or tilted distribution is none.
+    share
+        Of the most that is to be taken of changes, what the next round takes at most.
     """
 
     q: NaturalParams
@@ -54,9 +62,11 @@ class Approximation(NamedTuple):
     sites: NaturalParams
     terms: Floats
     log_evidence: float
+    move: Floats
     change: float
     damping: float
     skipped: int
+    share: float
 
 
 class Proposal(NamedTuple):
@@ -78,7 +88,7 @@ class Proposal(NamedTuple):
 def of_prior(prior: NaturalParams, K: int) -> Approximation:
     """The prior, before any site of K devices."""
     sites = NaturalParams(*(np.zeros((K, len(part))) for part in prior))
-    return Approximation(prior, prior, sites, np.full(K, np.nan), np.nan, np.inf, 1.0, 0)
+    return Approximation(prior, prior, sites, np.full(K, np.nan), np.nan, np.zeros(2 * len(prior.shift)), np.inf, 1.0, 0, 1.0)
 
 
 def with_sites(approximation: Approximation, cohort: Sequence[int], changes: NaturalParams) -> Approximation:
@@ -107,7 +117,7 @@ def refreshed(
     """
     K, phi = len(approximation.terms), log_partition(approximation.q)
     total, anew = proposal.site.total(), np.asarray(proposal.skipped) == 0
-    found = _largest_step(approximation.q, total, damping)
+    found = _largest_step(approximation.q, total, damping * approximation.share)
     if found is None:
         return None
     q, fraction, moved = found
@@ -116,6 +126,9 @@ def refreshed(
     terms = approximation.terms.copy()
     answered = np.asarray(cohort)
     terms[answered[anew]] = proposal.term[anew] - phi
+    move = moved / fraction
+    change = float(np.abs(move).max()) if len(cohort) == K else np.inf
+    swings = SWINGS < change < np.inf and change > FALLS * approximation.change and float(move @ approximation.move) < 0
     terms[answered[~anew]] = np.nan_to_num(terms[answered[~anew]])  # what never had a site counts as a factor of 1
     return Approximation(
         q.plus(prior.minus(approximation.prior)),
@@ -123,9 +136,11 @@ def refreshed(
         _moved(approximation.sites, cohort, proposal.site, fraction),
         terms,
         float(phi + prior_term + terms.sum()),
-        moved / fraction if len(cohort) == K else np.inf,
+        move,
+        change,
         fraction,
         int(np.count_nonzero(~anew)),
+        max(0.5 * approximation.share, LEAST_SHARE) if swings else approximation.share,
     )
 
 
@@ -151,18 +166,18 @@ def _moved(sites: NaturalParams, cohort: Sequence[int], changes: NaturalParams, 
     return moved
 
 
-def _largest_step(q: NaturalParams, change: NaturalParams, most: float) -> tuple[NaturalParams, float, float] | None:
-    """q after as much of a change as leaves it a distribution and near, which fraction that is, and by how much it has moved."""
+def _largest_step(q: NaturalParams, change: NaturalParams, most: float) -> tuple[NaturalParams, float, Floats] | None:
+    """q after as much of a change as leaves it a distribution and near, which fraction that is, and what it moved; see `Approximation`."""
     before = moments(q)
     sd_before = np.sqrt(np.diagonal(before.covariance))
     fraction = min(most, _largest_fraction(q, change))
     for _ in range(HALVINGS):
         changed = q.plus(change, fraction)
         after = moments(changed)
-        step = np.abs(after.mean - before.mean)
-        if after.proper and (step <= LONGEST_STEP * sd_before).all():
+        step = after.mean - before.mean
+        if after.proper and (np.abs(step) <= LONGEST_STEP * sd_before).all():
             sd = np.sqrt(np.diagonal(after.covariance))
-            return changed, fraction, float(max((step / sd).max(), np.abs(np.log(sd / sd_before)).max()))
+            return changed, fraction, np.concatenate([step / sd, np.log(sd / sd_before)])
         fraction *= 0.5
     return None
 

@@ -1,30 +1,76 @@
 """A check of the approximation against the exact posterior of phi, by importance sampling, and what it mends.
 
-Draws are spread around q by a t distribution, which has heavier tails than q. Server and devices make the same ones from q and a seed that
-is fixed, so that only q travels; a device answers log f_k at each. Their sum over devices and the prior give the exact posterior there, up
-to a constant, and the draws' weights. The largest weights are replaced by quantiles of the generalised Pareto distribution fitted to them,
-whose shape k tells how far the weights can be trusted: below 0.7 moments by the weights are reliable.
+Draws come from a mixture of t distributions, which have heavier tails than normal ones: around each approximation that was found, and
+around the prior, so that a mode that none of them has seen is met too, and that no weight is unbounded. Server and devices make the same
+draws from the mixture's parameters, which are all that travels; a device answers log f_k at each. Their sum over devices and the prior give
+the exact posterior there, up to a constant, and the draws' weights. While that gains much the mixture is fitted to the weighted draws, and
+devices are asked again.
 
-That is for small fleets. In large ones q itself is nearly exact, and the weights say less than it does.
+The largest weights are replaced by quantiles of the generalised Pareto distribution fitted to them, whose shape k tells how far the weights
+can be trusted: below 0.7 moments by the weights are reliable.
 
-Sources: Vehtari, Simpson, Gelman, Yao and Gabry (2024) for Pareto smoothing; Zhang and Stephens (2009) for the fit.
+Sources: Vehtari, Simpson, Gelman, Yao and Gabry (2024) for Pareto smoothing; Zhang and Stephens (2009) for the fit; Cappé, Douc, Guillin,
+Marin and Robert (2008) for the mixture's; Owen and Zhou (2000) for the prior in it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import lgamma
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import gammaincinv, logsumexp, ndtri
 
 from fedcore.hm2.cholesky import cholesky, log_determinant
 from fedcore.hm2.natural import NaturalParams, moments
+from fedcore.hm2.nodes import cube
 from fedcore.rows import Floats
 
-DRAWS, FREEDOM, SEED = 4000, 8.0, 0
-RELIABLE = 0.7
+MOST_DRAWS, DRAWS_A_NUMBER, FREEDOM = 8000, 1000, 8.0
+"""Draws of a look, and how many for each number in phi where that is fewer; and the degrees of freedom of the t distributions."""
+
+RELIABLE, SOUND = 0.7, 0.5
+"""Largest k of weights that can be used, and of those that leave nothing to wish for."""
+
+PRIOR_SHARE, KEPT_SHARE = 0.15, 0.1
+"""Of the draws: from the prior at first, which moves to where these have weight, and from the prior all along."""
+
+LOOKS, ENOUGH, GAIN = 8, 2500.0, 1.9
+"""How often devices are asked at most; how many independent draws are enough; and the factor by which a look has to raise these, once the
+draws are reliable, for there to be another: a second one of the same kind does, a third does not."""
+
+LEAST_SHARE, OWN_WORTH = 0.05, 0.25
+"""Of a part of the mixture; and how many independent draws for each number in its covariance that counts for when it is fitted."""
+
+SLIM = 3.0
+"""How many more strips than parts of a strip there are, where phi has two numbers."""
+
+TINY = float(np.finfo(float).tiny)
 
 LEAST = -1e300
 """Stands for a log likelihood of minus infinity in messages."""
+
+
+class Spread(NamedTuple):
+    """A mixture of C multivariate t distributions, the last of which is the prior's.
+
+    Attributes
+    ----------
+    pairs
+        How many draws come from each, in pairs of mirror images, shape (C,).
+    mean, covariance
+        Centres, shape (C, p), and covariances of the normal distributions that they spread, shape (C, p, p).
+    """
+
+    pairs: Floats
+    mean: Floats
+    covariance: Floats
+
+    @property
+    def count(self) -> int:
+        """S, of all draws."""
+        return 2 * int(self.pairs.sum())
 
 
 class Certificate(NamedTuple):
@@ -36,23 +82,39 @@ class Certificate(NamedTuple):
         Shape of the Pareto distribution of their largest weights; NaN where there are none.
     effective
         How many independent draws they are worth.
+    log_evidence
+        log of the integral of the prior times all f_k.
     mean, covariance
         Of phi by their weights, shapes (p,) and (p, p).
     points, weight
-        The draws, shape (S, p), and their weights, shape (S,), for quantiles.
+        The draws, shape (S, p), and their weights, shape (S,).
+    spread, log_posterior
+        What they come from, and log of the prior's density times all f_k at each, shape (S,).
     """
 
     k: float
     effective: float
+    log_evidence: float
     mean: Floats
     covariance: Floats
     points: Floats
     weight: Floats
+    spread: Spread
+    log_posterior: Floats
 
     @property
     def reliable(self) -> bool:
         """Whether moments by the weights are to be used."""
         return self.k < RELIABLE
+
+    @property
+    def sound(self) -> bool:
+        """Whether there is no need for another look."""
+        return self.k < SOUND and self.effective >= ENOUGH
+
+    def gains(self, before: Certificate) -> bool:
+        """Whether it is so much better than the one before, or still so bad, that another look is worth while."""
+        return not self.reliable or self.effective > GAIN * before.effective
 
     def quantiles(self, below: float) -> Floats:
         """Of each component of phi, shape (p,)."""
@@ -62,36 +124,132 @@ class Certificate(NamedTuple):
         points = np.take_along_axis(self.points, order, axis=0)
         return np.array([np.interp(below, middle[:, i], points[:, i]) for i in range(points.shape[1])])
 
+    def sample(self, count: int) -> Floats:
+        """Values of equal weight that stand for phi in place of an approximation, shape (T, p), T near `count`; none, T = 0, if draws are
+        not reliable."""
+        if not self.reliable:
+            return self.points[:0]
+        away = (self.points - self.mean) / np.sqrt(np.diagonal(self.covariance))
+        _, directions = np.linalg.eigh((away * self.weight[:, None]).T @ away)
+        along = away @ directions[:, ::-1]
+        order = np.argsort(along[:, 0])
+        if along.shape[1] != 2:  # draws, evenly along the direction in which they differ most
+            chosen = np.searchsorted(np.cumsum(self.weight[order]), (np.arange(count) + 0.5) / count)
+            return self.points[order[np.minimum(chosen, len(order) - 1)]]
+        # Means of draws, in strips across that direction, and in parts of each.
+        strips = max(1, round(np.sqrt(SLIM * count)))
+        parts = max(1, round(count / strips))
+        means: list[Floats] = []
+        for share in _equal_parts(self.weight[order], strips):
+            some = np.flatnonzero(share)
+            some = some[np.argsort(along[order[some], 1])]
+            means += [part @ self.points[order[some]] / part.sum() for part in _equal_parts(share[some], parts)]
+        return np.array(means)
+
+
+def _equal_parts(weight: Floats, parts: int) -> Floats:
+    """Weights cut into parts of the same sum, in this order, shape (parts, S); one that a cut goes through is in two."""
+    upper = np.cumsum(weight)
+    cuts = np.linspace(0.0, float(upper[-1]), parts + 1)[:, None]
+    below = np.clip(cuts - (upper - weight), 0.0, weight)
+    return np.asarray(np.diff(below, axis=0), float)
+
 
 def no_certificate(p: int) -> Certificate:
     """That of a run that asks for none."""
-    return Certificate(np.nan, np.nan, np.zeros(p), np.zeros((p, p)), np.zeros((0, p)), np.zeros(0))
+    spread = Spread(np.zeros(0), np.zeros((0, p)), np.zeros((0, p, p)))
+    return Certificate(np.nan, 0.0, np.nan, np.zeros(p), np.zeros((p, p)), np.zeros((0, p)), np.zeros(0), spread, np.zeros(0))
 
 
-def draws(q: NaturalParams) -> Floats:
-    """The draws around q, shape (S, p)."""
-    return _spread(q)[0]
+def prior_spread(prior: NaturalParams) -> Spread:
+    """The prior's part alone."""
+    of = moments(prior)
+    return Spread(np.ones(1), of.mean[None], of.covariance[None])
 
 
-def _spread(q: NaturalParams) -> tuple[Floats, Floats]:
-    """The draws and their log density."""
-    found, rng, p = moments(q), np.random.default_rng(SEED), len(q.shift)
-    root, _ = cholesky(found.covariance)
-    normal, chi = rng.standard_normal((DRAWS // 2, p)), rng.chisquare(FREEDOM, DRAWS // 2)
-    away = normal * np.sqrt(FREEDOM / chi)[:, None]
-    away = np.concatenate([away, -away])
-    # Constants of the t distribution cancel in the weights.
-    log_density = -0.5 * (FREEDOM + p) * np.log1p((away**2).sum(axis=1) / FREEDOM) - 0.5 * log_determinant(root)
-    return found.mean + away @ root.T, log_density
+def first_spread(prior: Spread, found: Sequence[NaturalParams]) -> Spread:
+    """The mixture that a check begins with, from the prior's part and approximations."""
+    parts = [moments(each) for each in found]
+    share = np.array([*[(1.0 - PRIOR_SHARE - KEPT_SHARE) / len(found)] * len(found), PRIOR_SHARE, KEPT_SHARE])
+    means = np.array([*(part.mean for part in parts), prior.mean[0], prior.mean[0]])
+    covariances = np.array([*(part.covariance for part in parts), prior.covariance[0], prior.covariance[0]])
+    return _spread(share, means, covariances)
 
 
-def certified(q: NaturalParams, log_posterior: Floats) -> Certificate:
-    """The certificate from the exact posterior's log density at the draws, up to a constant, shape (S,)."""
-    points, log_proposal = _spread(q)
-    weight, k = smoothed(log_posterior - log_proposal)
-    mean = weight @ points
+def _spread(share: Floats, mean: Floats, covariance: Floats) -> Spread:
+    count = min(MOST_DRAWS, DRAWS_A_NUMBER * mean.shape[1])
+    return Spread(np.rint(0.5 * count * share), mean, covariance)
+
+
+def draws(spread: Spread) -> Floats:
+    """The draws, shape (S, p): points that fill each part of the mixture evenly, and their mirror images."""
+    p = spread.mean.shape[1]
+    roots, _ = cholesky(spread.covariance)
+    drawn: list[Floats] = []
+    for pairs, mean, root in zip(spread.pairs.astype(int).tolist(), spread.mean, roots, strict=True):
+        even = cube(pairs, p + 1)
+        away = ndtri(even[:, :p]) * np.sqrt(0.5 * FREEDOM / gammaincinv(0.5 * FREEDOM, even[:, p]))[:, None]
+        drawn += [mean + away @ root.T, mean - away @ root.T]
+    return np.concatenate(drawn)
+
+
+def certified(before: Certificate, spread: Spread, log_posterior: Floats) -> Certificate:
+    """The certificate after another look.
+
+    Parameters
+    ----------
+    before
+        What it adds to.
+    spread, log_posterior
+        What its draws came from, and log of the prior's density times all f_k at each, shape (S,).
+    """
+    # All draws together are one sample of one mixture, whoever came first: what an early look missed gets no weight by that.
+    whole = Spread(*(np.concatenate(parts) for parts in zip(before.spread, spread, strict=True)))
+    points, values = np.concatenate([before.points, draws(spread)]), np.concatenate([before.log_posterior, log_posterior])
+    log_weight = values - logsumexp(_log_joint(whole, points), axis=1)
+    weight, k = smoothed(log_weight)
+    top, mean = log_weight.max(), weight @ points
     away = points - mean
-    return Certificate(k, float(1.0 / (weight**2).sum()), mean, (away * weight[:, None]).T @ away, points, weight)
+    evidence = float(top + np.log(np.exp(log_weight - top).mean()))
+    covariance = (away * weight[:, None]).T @ away
+    return Certificate(k, float(1.0 / (weight**2).sum()), evidence, mean, covariance, points, weight, whole, values)
+
+
+def fitted(spread: Spread, found: Certificate) -> Spread:
+    """The mixture of the last look after a step of expectation maximisation, on weighted draws; the prior's part stays."""
+    points, weight, p = found.points, found.weight, spread.mean.shape[1]
+    log_joint = _log_joint(spread, points)
+    whose = np.exp(log_joint - logsumexp(log_joint, axis=1, keepdims=True))[:, :-1] * weight[:, None]
+    near = whose * (FREEDOM + p) / (FREEDOM + _distances(spread, points)[:, :-1])
+    means, covariances = spread.mean.copy(), spread.covariance.copy()
+    for c in range(whose.shape[1]):
+        # What few draws speak of would collapse onto these, had it no weight of its own.
+        worth = whose[:, c].sum() ** 2 / max((whose[:, c] ** 2).sum(), TINY)
+        own = OWN_WORTH * p**2 / (OWN_WORTH * p**2 + worth)
+        if near[:, c].sum() > TINY:
+            means[c] = near[:, c] @ points / near[:, c].sum()
+            away = points - means[c]
+            covariances[c] = own * covariances[c] + (1.0 - own) * (away * near[:, c, None]).T @ away / whose[:, c].sum()
+    share = np.maximum(whose.sum(axis=0), LEAST_SHARE)
+    return _spread(np.append(share * (1.0 - KEPT_SHARE) / share.sum(), KEPT_SHARE), means, covariances)
+
+
+def _distances(spread: Spread, points: Floats) -> Floats:
+    """Squared, of S points from each centre, by its covariance: shape (S, C)."""
+    roots, _ = cholesky(spread.covariance)
+    found = np.empty((len(points), len(roots)))
+    for c, (root, mean) in enumerate(zip(roots, spread.mean, strict=True)):
+        white: Floats = np.asarray(np.linalg.solve(root, (points - mean).T), float)
+        found[:, c] = (white**2).sum(axis=0)
+    return found
+
+
+def _log_joint(spread: Spread, points: Floats) -> Floats:
+    """log density of each part of the mixture, times its share, at S points, shape (S, C)."""
+    p, (roots, _) = points.shape[1], cholesky(spread.covariance)
+    constant = lgamma(0.5 * (FREEDOM + p)) - lgamma(0.5 * FREEDOM) - 0.5 * p * np.log(np.pi * FREEDOM)
+    constants = constant - 0.5 * log_determinant(roots) + np.log(spread.pairs / spread.pairs.sum())
+    return constants - 0.5 * (FREEDOM + p) * np.log1p(_distances(spread, points) / FREEDOM)
 
 
 def smoothed(log_weight: Floats) -> tuple[Floats, float]:

@@ -56,11 +56,32 @@ def log_density_own_noise(rows: Compressed, mu: Floats, tau: Floats, start: floa
     with np.errstate(all="ignore"):
         for first in range(0, len(mu), size):
             part = slice(first, first + size)
-            parts.append(_own_noise(rows, mu[part], tau[part], start, prior_mean, prior_variance))
+            _, mass, top = _over_noise(rows, mu[part], tau[part], start, prior_mean, prior_variance)
+            total = top + np.log(mass.sum(axis=1))
+            parts.append(np.where(np.isfinite(total), total, -np.inf))
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def _own_noise(rows: Compressed, mu: Floats, tau: Floats, start: float, prior_mean: float, prior_variance: float) -> Floats:
+def own_noise(rows: Compressed, mu: Floats, tau: Floats, start: float, prior_mean: float, prior_variance: float, below: Floats) -> Floats:
+    """log sigma^2 where its distribution, given rows and values of mu and tau as in `log_density_own_noise`, has a probability `below`,
+    shape (S,), below it: shape (S,)."""
+    size = max(CHUNK // (mu.shape[1] * max(mu.shape[1], len(STEPS))), 1)
+    found = np.empty(len(mu))
+    with np.errstate(all="ignore"):
+        for first in range(0, len(mu), size):
+            part = slice(first, first + size)
+            s, mass, _ = _over_noise(rows, mu[part], tau[part], start, prior_mean, prior_variance)
+            reached = np.cumsum(mass, axis=1) - 0.5 * mass
+            reached /= mass.sum(axis=1, keepdims=True)
+            found[part] = [np.interp(level, *each) for level, *each in zip(below[part], reached, s, strict=True)]
+    return found
+
+
+def _over_noise(
+    rows: Compressed, mu: Floats, tau: Floats, start: float, prior_mean: float, prior_variance: float
+) -> tuple[Floats, Floats, Floats]:
+    """Nodes for log sigma^2, shape (S, 81), the integrand's mass at each, up to a factor, and the log of that, shape (S,), NaN where mu or
+    tau is not finite."""
     root = rows.R * np.sqrt(tau)[:, None, :]
     finite: Booleans = np.asarray(np.isfinite(root).all(axis=(1, 2)) & np.isfinite(mu).all(axis=1))
     vectors, singular, _ = np.linalg.svd(np.where(finite[:, None, None], root, 0.0))
@@ -90,7 +111,8 @@ def _own_noise(rows: Compressed, mu: Floats, tau: Floats, start: float, prior_me
     scale = 1.0 / np.sqrt(precision)
     reach = np.arcsinh(TAIL * np.sqrt(prior_variance) / scale)
     u = reach[:, None] * STEPS
-    value = log_joint(mode[:, None] + scale[:, None] * np.sinh(u)) + np.log(np.cosh(u))
+    s = mode[:, None] + scale[:, None] * np.sinh(u)
+    value = log_joint(s) + np.log(np.cosh(u))
     top = value.max(axis=1)
-    total = top + np.log(np.exp(value - top[:, None]).sum(axis=1) * scale * reach * (STEPS[1] - STEPS[0]))
-    return np.where(finite & np.isfinite(total), total, -np.inf)
+    mass = np.exp(value - top[:, None]) * (scale * reach * (STEPS[1] - STEPS[0]))[:, None]
+    return s, mass, np.where(finite, top, np.nan)

@@ -39,6 +39,13 @@ NODES, WEIGHTS = _rule()
 """For a standard normal distribution, shapes (9, 2) and (9,)."""
 
 
+class Nodes(NamedTuple):
+    """Values of phi of m devices, shape (m, J, 2), and their weights, shape (m, J), which sum to 1."""
+
+    phi: Floats
+    weight: Floats
+
+
 class OnGrid(NamedTuple):
     """The tilted distributions of m devices.
 

@@ -52,15 +52,15 @@ class Hierarchy(Protocol[Private, Point, Statistics]):
     ----------
     START
         The phases of its start, in order; may be empty. In each, devices send statistics that are summed.
-    CHEAP
-        Whether `log_factor` is cheap enough to be asked at thousands of values without need.
     CAUTION
         What has to be known of its results, part of a sentence; empty where there is nothing.
+    POINTS
+        How many values stand for phi in results that are by a certificate's draws.
     """
 
     START: ClassVar[tuple[str, ...]]
-    CHEAP: ClassVar[bool]
     CAUTION: ClassVar[str]
+    POINTS: ClassVar[int]
 
     def at(self, units: Units) -> Self:
         """This model, with its hyper-prior stated in these units."""
@@ -137,6 +137,15 @@ class Hierarchy(Protocol[Private, Point, Statistics]):
 
     def coefficients(self, private: Private, q: NaturalParams, cavity: NaturalParams) -> list[Coefficients]:
         """The posterior of each device's coefficients, from the tilted distributions."""
+        ...
+
+    def coefficients_at(self, private: Private, phi: Floats, log_weight: Floats) -> list[Coefficients]:
+        """The same, from S values that stand for phi, shape (S, p), with the log of their weights for each device, shape (m, S)."""
+        ...
+
+    def doubtful(self, q: NaturalParams, devices: int) -> bool:
+        """Whether q, the approximation of so many devices, may be off by so much that it is to be checked where nothing is said of
+        that."""
         ...
 
     def far(self, q: NaturalParams) -> bool:

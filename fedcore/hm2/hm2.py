@@ -8,8 +8,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-
 from fedcore.errors import Misuse
 from fedcore.hm2.algorithm import ExpectationPropagation
 from fedcore.hm2.hierarchy import Hierarchy
@@ -58,7 +56,7 @@ class Hm2(ExpectationPropagation):
         """Raises Misuse on an option out of bounds."""
         super().__post_init__()
         choice("prior", self.prior, tuple(PRIORS))
-        number("sigma", self.sigma, 0, np.inf, above=True, below=True, words=("unknown",))
+        number("sigma", self.sigma, 1e-100, 1e100, words=("unknown",))
         choice("noise", self.noise, ("shared", "device"))
         choice("lambda_prior", self.lambda_prior, ("log_normal", "half_cauchy"))
         if self.prior not in NORMAL and (self.sigma != "unknown" or self.noise != "shared"):

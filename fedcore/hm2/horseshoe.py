@@ -17,7 +17,7 @@ import numpy as np
 from fedcore.compression import Compressed
 from fedcore.gaussian import product
 from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
-from fedcore.hm2.grid import OnGrid
+from fedcore.hm2.grid import Nodes
 from fedcore.hm2.inner import Inner
 from fedcore.hm2.laplace import Tilt
 from fedcore.hm2.natural import LOG_2PI
@@ -79,7 +79,7 @@ class Horseshoe(Sited):
         spread = (share * (narrow + (shrunk - centre[..., None]) ** 2)).sum(axis=-1)
         return Tilt(log_share, centre, spread)
 
-    def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
+    def mixtures(self, private: Prepared, found: Nodes) -> list[Coefficients]:
         inner, noise = self.inner(private, found.phi), np.exp(found.phi[..., 1])
         _, share, mean, variance = _components(inner.cavity_mean, inner.cavity_variance, scale_ratio(found.phi)[..., None])
         results: list[Coefficients] = []

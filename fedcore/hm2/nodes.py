@@ -39,6 +39,15 @@ LEAST_WEIGHT = 1e-6
 """Components with less are left out."""
 
 
+def cube(count: int, dimensions: int) -> Floats:
+    """Points that fill the unit cube evenly, shape (count, dimensions)."""
+    # An additive recurrence; its steps are powers of the root of x^(dimensions + 1) = x + 1, which is the golden ratio for one.
+    root = 2.0
+    for _ in range(64):
+        root = (1.0 + root) ** (1.0 / (dimensions + 1))
+    return (0.5 + np.arange(1, count + 1)[:, None] * root ** -np.arange(1.0, dimensions + 1)) % 1.0
+
+
 @cache
 def normal_rule(dimensions: int, components: int) -> tuple[Floats, Floats]:
     """Points, shape (J, dimensions), and log weights, shape (J,), of a rule for the standard normal distribution; J is `components`,
@@ -47,14 +56,9 @@ def normal_rule(dimensions: int, components: int) -> tuple[Floats, Floats]:
     Points are spread by Student's t, less heavily the more dimensions there are to be unlucky in: variances are exponentials of t and s, so
     expectations of coefficients' squares lean on the tails.
     """
-    half = max(components // 2, dimensions + dimensions // 4)
-    # An additive recurrence; its steps are powers of the root of x^(dimensions + 1) = x + 1, which is the golden ratio for one.
-    root = 2.0
-    for _ in range(64):
-        root = (1.0 + root) ** (1.0 / (dimensions + 1))
-    cube = (0.5 + np.arange(1, half + 1)[:, None] * root ** -np.arange(1.0, dimensions + 1)) % 1.0
+    even = cube(max(components // 2, dimensions + dimensions // 4), dimensions)
     freedom = 3.0 + dimensions
-    points: Floats = np.asarray(stdtrit(freedom, cube), float)
+    points: Floats = np.asarray(stdtrit(freedom, even), float)
     log_weight = (0.5 * (freedom + 1.0) * np.log1p(points**2 / freedom) - 0.5 * points**2).sum(axis=1)
     points, log_weight = np.concatenate([points, -points]), np.concatenate([log_weight, log_weight])
     log_weight -= np.log(np.exp(log_weight).sum())
@@ -107,6 +111,33 @@ def mixture(rows: Compressed, cavity: Cavity, mean: Floats, covariance: Floats, 
     log_weight = log_weight + log_density + 0.5 * (points**2).sum(axis=1)
     if not known:
         log_weight -= 0.5 * (s - cavity.noise_mean) ** 2 / cavity.noise_variance
+    return _coefficients(log_weight, centre, spread, s)
+
+
+@np.errstate(all="ignore")  # as above
+def mixture_at(rows: Compressed, mu: Floats, tau: Floats, noise: Floats, log_weight: Floats) -> Coefficients:
+    """Of one device, given J values of phi and sigma^2.
+
+    Parameters
+    ----------
+    rows
+        Of one device, with a leading axis of length 1.
+    mu, tau
+        Of the device's coefficients, shape (J, d).
+    noise
+        sigma^2, shape (J,).
+    log_weight
+        Of the values, shape (J,).
+    """
+    size = max(1, BLOCK // mu.shape[1] ** 2)
+    blocks = (slice(start, start + size) for start in range(0, len(mu), size))
+    found = [expected(rows, mu[block], np.sqrt(tau[block])[:, :, None] * np.eye(mu.shape[1]), noise[block]) for block in blocks]
+    centre, spread = mu + np.concatenate([each.b for each in found]), np.concatenate([each.covariance for each in found])
+    return _coefficients(log_weight, centre, spread, np.log(noise))
+
+
+def _coefficients(log_weight: Floats, centre: Floats, spread: Floats, s: Floats) -> Coefficients:
+    """From J components, of which those that are not finite have no weight."""
     sound = _finite(centre) & _finite(spread.reshape(len(s), -1)) & np.isfinite(log_weight)
     log_weight = np.where(sound, log_weight, -np.inf) if sound.any() else np.zeros(len(s))
     weight = np.exp(log_weight - log_weight.max())

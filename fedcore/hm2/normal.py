@@ -20,11 +20,11 @@ from fedcore.hm2 import warm
 from fedcore.hm2.cholesky import diagonal, inverse
 from fedcore.hm2.coefficients import Coefficients
 from fedcore.hm2.conditional import Cavity, Conditional, Integral, independent_noise, rows_of, split
-from fedcore.hm2.factor import log_density, log_density_own_noise
+from fedcore.hm2.factor import log_density, log_density_own_noise, own_noise
 from fedcore.hm2.hierarchy import Tilted
 from fedcore.hm2.natural import NaturalParams, log_partition, moments, natural
 from fedcore.hm2.natural import log_density as log_normal_density
-from fedcore.hm2.nodes import mixture
+from fedcore.hm2.nodes import cube, mixture, mixture_at
 from fedcore.hm2.outer import NODES, Found, Rules, tilted_moments
 from fedcore.hm2.units import Units
 from fedcore.hm2.warm import Hyperprior, Point, Statistics
@@ -44,6 +44,10 @@ standard deviations away; 4 is that for K = 4. Two or three devices may have one
 
 STEPS = 40
 """Of Newton's method for where a rule on log sigma^2 starts, each at most 1."""
+
+FEW, FEW_NUMBERS = 30, 60
+"""Devices, and numbers in phi, up to which an approximation is worth a check. That of a larger fleet is nearly exact, and in more
+dimensions there are too few draws near the posterior to say anything."""
 
 VAGUE = 4.0
 """Variance of a guess at log sigma^2 from rows without residual degrees of freedom."""
@@ -97,12 +101,12 @@ class Normal(ABC):
     units: Units | None = None
 
     START: ClassVar[tuple[str, ...]] = ("em1", "em2", "em3")
-    CHEAP: ClassVar[bool] = True
     CAUTION: ClassVar[str] = ""
+    POINTS: ClassVar[int] = 600
 
     def __post_init__(self) -> None:
         """Raises Misuse on an option out of bounds."""
-        number("sigma", self.sigma, 0, np.inf, above=True, below=True, words=("unknown",))
+        number("sigma", self.sigma, 1e-100, 1e100, words=("unknown",))
         choice("noise", self.noise, ("shared", "device"))
         for name in ("mu", "log_tau", "log_sigma2"):
             number(f"{name}_mean", getattr(self, f"{name}_mean"), -np.inf, np.inf, above=True, below=True)
@@ -239,11 +243,13 @@ class Normal(ABC):
         for k in range(len(private.noise)):
             rows, noise = rows_of(private.rows, slice(k, k + 1)), private.noise[k]
             if self._known or self._shared:
-                log_noise = phi[:, -1].copy() if self._shared else np.full(len(phi), noise)
-                values.append(log_density(rows, mu, tau, np.exp(log_noise)))
+                values.append(log_density(rows, mu, tau, self._noise_at(phi, noise)))
             else:
                 values.append(log_density_own_noise(rows, mu, tau, noise, self._noise_mean, self.log_sigma2_sd**2))
         return np.array(values)
+
+    def _noise_at(self, phi: Floats, noise: float) -> Floats:
+        return np.exp(phi[:, -1]) if self._shared else np.full(len(phi), np.exp(noise))
 
     def coefficients(self, private: Private, q: NaturalParams, cavity: NaturalParams) -> list[Coefficients]:
         """The posterior of each device's coefficients, as a mixture of normal distributions."""
@@ -263,6 +269,26 @@ class Normal(ABC):
             one = slice(k, k + 1)
             results.append(mixture(rows_of(private.rows, one), conditional.of(one), mean, covariance, each, known=self._known))
         return results
+
+    def coefficients_at(self, private: Private, phi: Floats, log_weight: Floats) -> list[Coefficients]:
+        """The same, over values of phi, and one value for each of the noise where that is the device's own."""
+        d = private.rows.R.shape[1]
+        axes = self.axes(d)
+        mu, tau = np.ascontiguousarray(phi[:, :d]), np.exp(phi[:, d : d + axes] @ warm.spread(d, axes).T)
+        results: list[Coefficients] = []
+        for k, guess in enumerate(private.noise):
+            rows = rows_of(private.rows, slice(k, k + 1))
+            if self._known or self._shared:
+                noise = self._noise_at(phi, guess)
+            else:
+                levels = cube(len(phi), 1)[:, 0]
+                noise = np.exp(own_noise(rows, mu, tau, guess, self._noise_mean, self.log_sigma2_sd**2, levels))
+            results.append(mixture_at(rows, mu, tau, noise, log_weight[k]))
+        return results
+
+    def doubtful(self, q: NaturalParams, devices: int) -> bool:
+        """Whether there are few devices and numbers."""
+        return devices <= FEW and q.shift.shape[-1] <= FEW_NUMBERS
 
     def another_mode(self, q: NaturalParams) -> bool:
         """Whether a mean of mu is far from its prior's."""

@@ -27,7 +27,7 @@ from fedcore.compression import Compressed, compress
 from fedcore.gaussian import product
 from fedcore.hm2 import half_cauchy
 from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
-from fedcore.hm2.grid import Indices, OnGrid, on_grid
+from fedcore.hm2.grid import Indices, Nodes, OnGrid, on_grid
 from fedcore.hm2.hierarchy import Tilted
 from fedcore.hm2.natural import NaturalParams, log_density, log_partition, moments, natural
 from fedcore.hm2.units import Squares, Units, squares, units_of
@@ -50,6 +50,10 @@ FLOOR = 1e-12
 
 TRUST = 0.3
 """Share of the expected information that sites start with."""
+
+WIDE = 0.15
+"""Standard deviation of log lambda from which on the approximation is worth a check: where coefficients are too few, or too weak, to say
+more of lambda, its posterior falls off slowly on the side where they are nothing."""
 
 NEGLIGIBLE = 1e-12
 """Weight below which a node is left out of a mixture."""
@@ -114,8 +118,8 @@ class Penalised(ABC):
     """
 
     START: ClassVar[tuple[str, ...]] = ("noise", "profile")
-    CHEAP: ClassVar[bool] = False
     CAUTION: ClassVar[str] = ""
+    POINTS: ClassVar[int] = 27
     INFORMATION: ClassVar[float]
     """Of one coefficient about the log of the prior's scale, sigma / lambda."""
 
@@ -252,7 +256,22 @@ class Penalised(ABC):
 
     def coefficients(self, private: Prepared, q: NaturalParams, cavity: NaturalParams) -> list[Coefficients]:
         found = self._on_grid(private, q, cavity)
-        return self.mixtures(private, found)
+        return self.mixtures(private, Nodes(found.phi, found.weight))
+
+    def coefficients_at(self, private: Prepared, phi: Floats, log_weight: Floats) -> list[Coefficients]:
+        m, J = log_weight.shape
+        weight = np.exp(log_weight - log_weight.max(axis=1, keepdims=True))
+        weight /= weight.sum(axis=1, keepdims=True)
+        size = max(1, BLOCK // (J * private.rows.y.shape[1] ** 2))
+        devices, found = Stacked(private, m), list[Coefficients]()
+        for start in range(0, m, size):
+            some = range(start, min(start + size, m))
+            nodes = Nodes(np.repeat(phi[None], len(some), axis=0), weight[some.start : some.stop])
+            found += self.mixtures(devices.take(list(some)).fields, nodes)
+        return found
+
+    def doubtful(self, q: NaturalParams, devices: int) -> bool:
+        return bool(moments(q).covariance[0, 0] > WIDE**2)
 
     def another_mode(self, q: NaturalParams) -> bool:
         return False
@@ -285,7 +304,7 @@ class Penalised(ABC):
         """Posterior means of m devices' coefficients at phi of shape (m, 1, 2): shape (m, d)."""
 
     @abstractmethod
-    def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
+    def mixtures(self, private: Prepared, found: Nodes) -> list[Coefficients]:
         """Of m devices' coefficients, over the nodes."""
 
 
@@ -293,7 +312,6 @@ class Penalised(ABC):
 class Ridge(Penalised):
     """theta_ki ~ N(0, variance sigma / lambda)."""
 
-    CHEAP = True
     INFORMATION = 0.5
 
     def strength(self, log_sigma: float, log_size: float) -> float:
@@ -317,7 +335,7 @@ class Ridge(Penalised):
         transposed = np.ascontiguousarray(private.directions.swapaxes(1, 2))[:, None]
         return noise, share, product(transposed, share * singular * private.targets[:, None])
 
-    def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
+    def mixtures(self, private: Prepared, found: Nodes) -> list[Coefficients]:
         noise, share, mean = self._at(private, found.phi)
         directions = private.directions[:, None]
         transposed = np.ascontiguousarray(directions.swapaxes(2, 3))

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedcore.hm2.coefficients import Coefficients
-from fedcore.hm2.grid import OnGrid
+from fedcore.hm2.grid import Nodes
 from fedcore.hm2.inner import Inner, inner_ep
 from fedcore.hm2.laplace import Tilt, elastic_net_tilt, laplace_tilt
 from fedcore.hm2.penalised import Penalised, Prepared, mixture_of
@@ -63,7 +63,7 @@ class Lasso(Sited):
     def tilt(mean: Floats, variance: Floats, *scales: Floats) -> Tilt:
         return laplace_tilt(mean, variance, *scales)
 
-    def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
+    def mixtures(self, private: Prepared, found: Nodes) -> list[Coefficients]:
         inner = self.inner(private, found.phi)
         scale = np.repeat(scale_ratio(found.phi)[..., None], inner.mean.shape[2], axis=2)
         return with_kinks(found, inner, inner.cavity_mean, inner.cavity_variance, scale)
@@ -102,7 +102,7 @@ class ElasticNet(Sited):
     def tilt(mean: Floats, variance: Floats, *scales: Floats) -> Tilt:
         return elastic_net_tilt(mean, variance, *scales)
 
-    def mixtures(self, private: Prepared, found: OnGrid) -> list[Coefficients]:
+    def mixtures(self, private: Prepared, found: Nodes) -> list[Coefficients]:
         inner = self.inner(private, found.phi)
         scale, width = (np.repeat(each[..., None], inner.mean.shape[2], axis=2) for each in self.scales(found.phi))
         share = width / (inner.cavity_variance + width)  # the cavity times the prior's normal part
@@ -114,8 +114,8 @@ def scale_ratio(phi: Floats) -> Floats:
     return np.exp(0.5 * phi[..., 1] - phi[..., 0])
 
 
-def with_kinks(found: OnGrid, inner: Inner, mean: Floats, variance: Floats, scale: Floats) -> list[Coefficients]:
-    """Mixtures whose marginals have a Laplace factor, shape (m, 9, d), at each node."""
+def with_kinks(found: Nodes, inner: Inner, mean: Floats, variance: Floats, scale: Floats) -> list[Coefficients]:
+    """Mixtures whose marginals have a Laplace factor, shape (m, J, d), at each node."""
     noise = np.exp(found.phi[..., 1])
     parts = (found.weight, mean, variance, scale, inner.mean, inner.covariance, noise)
     return [mixture_of(*each) for each in zip(*parts, strict=True)]

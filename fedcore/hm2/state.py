@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from fedcore.hm2.approximation import Approximation
-from fedcore.hm2.certificate import Certificate
+from fedcore.hm2.certificate import Certificate, Spread
 from fedcore.hm2.natural import NaturalParams, moments
 from fedcore.rows import Booleans, Floats, Scalar
 
@@ -30,8 +30,8 @@ class Server(NamedTuple):
         Of the phase `main`, and of the phase `second`.
     second_rounds
         How many rounds `second` took.
-    certificate
-        See `fedcore.hm2.certificate`.
+    certificate, spread, looks
+        Of all draws, what the next ones come from, and how often there were some; see `fedcore.hm2.certificate`.
     trace
         q after each round of expectation propagation, with a leading axis.
     ended, failed
@@ -48,6 +48,8 @@ class Server(NamedTuple):
     approximations: tuple[Approximation, Approximation]
     second_rounds: int
     certificate: Certificate
+    spread: Spread
+    looks: int
     trace: NaturalParams
     ended: bool
     failed: bool
@@ -61,6 +63,11 @@ class Server(NamedTuple):
     def kept(self) -> Approximation:
         """The one that results are of."""
         return self.approximations[0] if self.second_rounds and not self.ended else self.approximation
+
+    @property
+    def log_evidence(self) -> float:
+        """Of the model, by the draws where these are reliable."""
+        return self.certificate.log_evidence if self.certificate.reliable else self.kept.log_evidence
 
 
 class Device(NamedTuple):
@@ -79,11 +86,23 @@ class Ask(NamedTuple):
 
 
 class Current(NamedTuple):
-    """To a device: the approximation, which one it is, and units."""
+    """To a device.
+
+    Attributes
+    ----------
+    q, which, units
+        The approximation, which one it is, and units.
+    draws
+        Of phi where there is a certificate that is reliable, shape (T, p), else none, T = 0.
+    taken
+        Whether these know of the device's rows, 1 or 0.
+    """
 
     q: NaturalParams
     which: Scalar
     units: Any
+    draws: Floats
+    taken: Scalar
 
 
 class Seeking(NamedTuple):
@@ -95,9 +114,9 @@ class Seeking(NamedTuple):
 
 
 class Check(NamedTuple):
-    """To a device: the approximation around which it makes the certificate's draws, and units."""
+    """To a device: what the certificate's draws come from, and units."""
 
-    q: NaturalParams
+    spread: Spread
     units: Any
 
 

@@ -66,7 +66,7 @@ def test_states_are_read_back_in_a_process_that_has_done_nothing_else(prior: Any
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "prior": ({"prior": "cauchy"}, "prior is one of gaussian"),
-    "sigma": ({"sigma": 0.0}, r"sigma is a number in \(0, inf\) or \"unknown\", got 0"),
+    "sigma": ({"sigma": 0.0}, r"sigma is a number in \[1e-100, 1e\+100\] or \"unknown\", got 0"),
     "noise": ({"noise": "none"}, "noise is one of shared, device"),
     "damping": ({"damping": 1.5}, r"damping is a number in \(0, 1\]"),
     "start": ({"start": "cold"}, "start is one of both, warm, zero"),

@@ -56,8 +56,8 @@ class Conjugate(Hierarchy[Grams, Centre, Grams]):
     """theta_k ~ N(phi, tau I), y ~ N(X theta, sigma^2 I), phi ~ N(0, spread I): every factor is normal in phi."""
 
     START: ClassVar[tuple[str, ...]] = ("pooled",)
-    CHEAP: ClassVar[bool] = True
     CAUTION: ClassVar[str] = ""
+    POINTS: ClassVar[int] = 100
 
     tau: float = 0.5
     sigma2: float = 0.09
@@ -124,6 +124,12 @@ class Conjugate(Hierarchy[Grams, Centre, Grams]):
             found.append(coefficients_of(centre, C + C @ covariance @ C / self.tau**2, self.sigma2))
         return found
 
+    def coefficients_at(self, private: Grams, phi: Floats, log_weight: Floats) -> list[Coefficients]:
+        raise NotImplementedError
+
+    def doubtful(self, q: NaturalParams, devices: int) -> bool:
+        return False
+
     def another_mode(self, q: NaturalParams) -> bool:
         return False
 
@@ -141,8 +147,8 @@ class Scalar(Hierarchy[Estimates, Centre, Centre]):
     """theta_k ~ N(0, e^phi), one coefficient, noise variance 1; tilted moments on a dense grid that covers all that matters."""
 
     START: ClassVar[tuple[str, ...]] = ()
-    CHEAP: ClassVar[bool] = True
     CAUTION: ClassVar[str] = ""
+    POINTS: ClassVar[int] = 100
 
     at: float = 0.0
     precision: float = 1.0
@@ -197,6 +203,15 @@ class Scalar(Hierarchy[Estimates, Centre, Centre]):
     def coefficients(self, private: Estimates, q: NaturalParams, cavity: NaturalParams) -> list[Coefficients]:
         shrunk = private.estimate / (1.0 + private.variance * np.exp(-moments(q).mean[0]))
         return [coefficients_of(np.full(1, each), np.eye(1), 1.0) for each in shrunk]
+
+    def coefficients_at(self, private: Estimates, phi: Floats, log_weight: Floats) -> list[Coefficients]:
+        variance = np.exp(phi[:, 0])
+        shrunk = private.estimate[:, None] / (1.0 + private.variance[:, None] / variance)
+        weight = np.exp(log_weight - logsumexp(log_weight, axis=1, keepdims=True))
+        return [coefficients_of(np.full(1, each), np.eye(1), 1.0) for each in (weight * shrunk).sum(axis=1)]
+
+    def doubtful(self, q: NaturalParams, devices: int) -> bool:
+        return True
 
     def another_mode(self, q: NaturalParams) -> bool:
         return self.second
@@ -391,7 +406,7 @@ class TestScalar:
         ep, data = Ep(given=Scalar()), DeviceData.of(np.ones((2, 1)), np.ones(2))
         [device] = ep.init_devices(FleetSpec(("a",), 1), [data])
         device = device._replace(sites=NaturalParams(np.zeros((2, 1)), np.full((2, 1), 3.0)))
-        down = Current(NaturalParams(np.zeros(1), np.ones(1)), 0.0, ())
+        down = Current(NaturalParams(np.zeros(1), np.ones(1)), 0.0, (), np.zeros((0, 1)), 1.0)
         [state], [up], _ = ep.local_steps([down], [device], [data], [np.random.default_rng()])
         assert (up.skipped, up.term) == (1.0, 0.0)
         assert equal(up.site, NaturalParams(np.zeros(1), np.zeros(1)))
