@@ -191,7 +191,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         if phase in (SITES, MAIN, SECOND):
             return Proposal(q, np.zeros(()), np.zeros(()))
         if phase == CERTIFICATE:
-            return LogFactors(np.zeros(server.spread.count))
+            return LogFactors(np.zeros(server.spread.size))
         return Squares(0.0, np.zeros(spec.d), 0.0) if phase == UNITS else self.hierarchy.start_form(phase, spec.d)
 
     @np.errstate(all="ignore")  # what is not finite is found below, and named

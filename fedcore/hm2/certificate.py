@@ -68,7 +68,7 @@ class Spread(NamedTuple):
     covariance: Floats
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """S, of all draws."""
         return 2 * int(self.pairs.sum())
 

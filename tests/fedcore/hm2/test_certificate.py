@@ -229,7 +229,7 @@ def begun(p: int, prior_sd: float, mean: Floats, sd: Floats) -> Spread:
 def test_draws_are_of_the_mixture(p: int) -> None:
     spread = begun(p, 3.0, np.full(p, 2.0), np.full(p, 0.5))
     points = draws(spread)
-    assert len(points) == spread.count
+    assert len(points) == spread.size
     share = spread.pairs / spread.pairs.sum()
     mean = share[0] * 2.0
     # A t distribution with 8 degrees of freedom has 8 / 6 times the variance of its normal one.
