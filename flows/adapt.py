@@ -14,7 +14,9 @@ from flows.config import DataConfig
 from flows.parent import Parent
 from flows.running import TASK_RUNNER, Run, flow_run_name, open_data
 from tasks.adapt import device_adapt
-from tasks.device import DeviceReport, Station
+from tasks.cohort import Answered, Errand
+from tasks.device import DeviceReport
+from tasks.ground import Station
 from tasks.results import figures, write_results
 
 
@@ -90,9 +92,9 @@ def _station(run: Run[AdaptConfig], parent: Parent) -> tuple[Station, Any]:
 
 
 def _of_one(station: Station, device_id: str, down: Any, rounds: int) -> DeviceReport:
-    future = device_adapt.submit(station, device_id, down, rounds)
+    future = device_adapt.submit(station, Errand(device_id, {device_id: (down, rounds)}))
     future.wait()
     found = future.state.result(raise_on_failure=False)
-    if isinstance(found, DeviceReport):
-        return found
+    if isinstance(found, Answered):
+        return found.answers[device_id]
     raise Misuse(str(found) if isinstance(found, DeviceFailure) else f"device {device_id}: {type(found).__name__}")

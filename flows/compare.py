@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
-from prefect import flow, unmapped
+from prefect import flow
 from prefect.client.schemas.objects import State
 
 from fedcore.algorithm import Outcome
@@ -164,7 +164,8 @@ def _carried_out(
     if (own := chosen[REFERENCE]) is None or not scores:
         return Repeat(checkpoint, went, chosen, {}, rmse.shape[1], _missing(fleet, scores))
     reference = place[own]
-    checkpoint, tested = at_end(fleet, checkpoint, lambda state: fleet.at_end(device_test, state, unmapped(kept), unmapped(reference)))
+    K = len(fleet.device_ids)
+    checkpoint, tested = at_end(fleet, checkpoint, lambda state: fleet.at_end(device_test, state, [kept] * K, [reference] * K))
     if tested and not any(each.scores[0].n for each in tested.values()):
         checkpoint = _silent(checkpoint, "test")
     return Repeat(checkpoint, went, chosen, tested, rmse.shape[1], _missing(fleet, tested))

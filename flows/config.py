@@ -76,6 +76,8 @@ class RunConfig(DataConfig):
     ----------
     rounds, seed, participation, quorum
         See `fedcore.rounds.Schedule`.
+    devices_per_task
+        How many devices share a Prefect task; by default each has its own in fleets of up to 1,000, and larger ones go into 100 cohorts.
     """
 
     # `Schedule` holds the bounds; in the schema they are for a server, which refuses parameters before a run is made of them.
@@ -85,6 +87,10 @@ class RunConfig(DataConfig):
     seed: int = Field(default=0, description="Root of all random numbers.", json_schema_extra={"minimum": 0, "maximum": 2**63 - 1})
     participation: float = Field(default=1.0, description="Share of the fleet drawn each round.", json_schema_extra=_SHARE)
     quorum: float = Field(default=0.5, description="Share of the drawn devices that must answer.", json_schema_extra=_SHARE)
+
+    devices_per_task: int | None = Field(
+        default=None, ge=1, description="How many devices share a Prefect task; by default as the fleet's size asks for."
+    )
 
     def build_schedule(self) -> Schedule:
         """Rounds, seed, participation and quorum.

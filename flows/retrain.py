@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from prefect import flow, unmapped
+from prefect import flow
 from prefect.client.schemas.objects import State
 
 from fedcore.algorithm import Outcome
@@ -274,7 +274,7 @@ class _Retraining:
         if ids:
             fleet = self._fleet(challenger.prepared(self.dataset), challenger, challenger.device_ids)
             thetas = [[each[device] for device in ids] for each in (theirs, ours)]
-            scores = fleet.ask(device_contest, ids, unmapped(before), *thetas)
+            scores = fleet.ask(device_contest, ids, [before] * len(ids), *thetas)
             self._count(fleet, "scores", scores, thetas)
             if why := fleet.schedule.lost(len(scores), len(ids)):
                 message = f"only {len(scores)} of {len(ids)} devices could score champion and challenger, {why}"

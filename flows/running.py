@@ -189,7 +189,7 @@ class Run(Generic[C]):
 
 
 def reopened(folder: RunFolder, config: RunConfig, dataset: Dataset, algorithm: AnyAlgorithm, parent: Parent | None = None) -> Fleet:
-    """The devices and the preprocessing that a run began with.
+    """The devices, in the cohorts and with the preprocessing that a run began with.
 
     Raises
     ------
@@ -202,6 +202,7 @@ def reopened(folder: RunFolder, config: RunConfig, dataset: Dataset, algorithm: 
             f"the contract of data set {config.dataset!r} has changed since run {folder.run_id} began: restore it, or start a new run"
         )
     fitted = Fitted.model_validate(manifest["preprocessing"]) if manifest["preprocessing"] else None
+    config = config.model_copy(update={"devices_per_task": manifest.get("devices_per_task", 1)})
     return Fleet(folder.run_id, config, dataset.with_fitted(fitted), algorithm, [card["device"] for card in manifest["devices"]], parent)
 
 

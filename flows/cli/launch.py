@@ -90,11 +90,12 @@ def check_trials(settings: RunConfig, candidates: Sequence[Candidate], parts: Se
     from fedcore.trials import Trials
     from flows.fleet import Fleet
     from flows.trials import screened
+    from tasks.cohort import asked
     from tasks.trials import device_screen
 
     algorithm = Trials(tuple(candidate.algorithm for candidate in candidates))
     fleet = Fleet("preflight", settings, dataset.with_fitted(fit_fleet(dataset)), algorithm)
-    screened(fleet, of_all(fleet.device_ids, lambda device_id: device_screen.fn(fleet.station, device_id)), parts)
+    screened(fleet, of_all(fleet.device_ids, lambda device_id: asked(device_screen, fleet.station, device_id)), parts)
 
 
 def run_flow(command: str, settings: DataConfig | None, resume: str | None) -> dict[str, Any]:
