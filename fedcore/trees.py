@@ -175,17 +175,16 @@ def _joined(trees: Sequence[Any]) -> Any:
 
 
 def _split(tree: Any, length: int) -> list[Any]:
-    if tree is None or tree == ():
-        return [tree] * length
     if isinstance(tree, np.ndarray):
         array = cast("NDArray[Any]", tree)
         return array.tolist() if array.dtype.kind == "U" else list(array)
-    parts = cast("tuple[Any, ...]", cast("Any", tree))
-    return [_like(parts, row) for row in zip(*(_split(part, length) for part in parts), strict=True)]
+    if not tree:  # None, or a tuple of nothing
+        return [tree] * length
+    return [_like(tree, row) for row in zip(*(_split(part, length) for part in tree), strict=True)]
 
 
-def _like(tree: tuple[Any, ...], parts: Sequence[Any]) -> Any:
-    return tuple(parts) if type(tree) is tuple else cast("Any", type(tree))(*parts)
+def _like(tree: Any, parts: Sequence[Any]) -> Any:
+    return tuple(parts) if type(tree) is tuple else type(tree)(*parts)
 
 
 def _describe(tree: object, name: str, leaves: Arrays) -> Any:
