@@ -12,7 +12,8 @@ from fedcore.algorithm import FleetSpec, Outcome
 from fedcore.errors import DeviceFailure, Misuse
 from flows.config import DataConfig
 from flows.parent import Parent
-from flows.running import TASK_RUNNER, Run, flow_run_name, open_data
+from flows.runners import THREADS
+from flows.running import Run, flow_run_name, open_data
 from tasks.adapt import device_adapt
 from tasks.cohort import Answered, Errand
 from tasks.device import DeviceReport
@@ -37,7 +38,7 @@ class AdaptConfig(DataConfig):
     device: str = Field(description="Id of a device that was not in it.")
 
 
-@flow(name="fedlin-adapt", flow_run_name=flow_run_name, task_runner=TASK_RUNNER, persist_result=False)
+@flow(name="fedlin-adapt", flow_run_name=flow_run_name, task_runner=THREADS, persist_result=False)
 def adapt(config: AdaptConfig, run_id: str | None = None) -> State[None]:
     """Adapt what a run has learned to one device.
 

@@ -18,7 +18,8 @@ from fedcore.data import Dataset, RandomSplit, TimeSplit
 from fedcore.rows import Floats
 from fedcore.selection import select
 from flows.fleet import Fleet
-from flows.running import TASK_RUNNER, Run, at_end, flow_run_name, open_data, run_rounds, scalars, seconds, sent
+from flows.runners import THREADS, on_runner
+from flows.running import Run, at_end, flow_run_name, open_data, run_rounds, scalars, seconds, sent
 from flows.searches import REFERENCE, Candidate, CompareConfig
 from flows.trials import Course, Refusals, courses, places, trial_fleet, validation
 from flows.turns import in_turn
@@ -65,8 +66,9 @@ class Repeat(NamedTuple):
         return outcome if outcome and outcome.name == "quorum_lost" else None
 
 
-@flow(name="fedlin-compare", flow_run_name=flow_run_name, task_runner=TASK_RUNNER, persist_result=False)
+@flow(name="fedlin-compare", flow_run_name=flow_run_name, task_runner=THREADS, persist_result=False)
 @in_turn
+@on_runner
 def compare(config: CompareConfig | None = None, run_id: str | None = None) -> State[None]:
     """Compare algorithms on a data set, or go on with a comparison that was interrupted.
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from prefect import Task, unmapped
+from prefect.futures import PrefectFuture
 from prefect.utilities.annotations import opaque
 
 from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec
@@ -25,6 +26,9 @@ DeviceTask = Task[[Ground, Errand], Answered]
 
 COHORTS_ABOVE = 1000
 """The largest fleet with a task a device, where nothing else is asked for."""
+
+LOST = 2
+"""How often a task is given to another worker when its own is lost. What the lost one has done is done again, or told again."""
 
 COHORTS = 100
 """Into how many cohorts larger fleets go."""
@@ -234,22 +238,31 @@ class Fleet:
         for device_id, message in zip(ids, each, strict=True):
             cohorts.setdefault(owner_of(device_id, self._place[device_id], self.devices_per_task), {})[device_id] = message
         errands = [Errand(owner, messages) for owner, messages in cohorts.items()]
-        self.task_runs += len(errands)
-        answers: dict[str, Any] = {}
-        silent: dict[str, str] = {}
-        for errand, future in zip(errands, task.map(unmapped(ground), errands), strict=True):
-            future.wait()
-            found = future.state.result(raise_on_failure=False)
-            if isinstance(found, Answered):
-                answers |= found.answers
-            silent |= {device_id: _reason(found, device_id) for device_id in errand.told if device_id not in answers}
-        self.silent = silent
-        return answers
+        found: dict[Owner, object] = {}
+        for _ in range(1 + LOST):
+            left = [errand for errand in errands if not isinstance(found.get(errand.owner), Answered | CohortFailure | DeviceFailure)]
+            if not left:
+                break
+            self.task_runs += len(left)
+            found |= dict(zip((errand.owner for errand in left), map(_ended, task.map(unmapped(ground), left)), strict=True))
+        answers = {device_id: answer for each in found.values() if isinstance(each, Answered) for device_id, answer in each.answers.items()}
+        whose = {device_id: errand.owner for errand in errands for device_id in errand.told if device_id not in answers}
+        self.silent = {device_id: _reason(found[owner], device_id) for device_id, owner in whose.items()}
+        return {device_id: answers[device_id] for device_id in ids if device_id in answers}
 
 
 def automatic(devices: int) -> int:
     """How many devices share a task in a fleet of this size, where nothing else is asked for."""
     return 1 if devices <= COHORTS_ABOVE else -(-devices // COHORTS)
+
+
+def _ended(future: PrefectFuture[Any]) -> object:
+    """What a task has returned or failed with; where its worker is lost, that error."""
+    try:
+        future.wait()
+        return future.state.result(raise_on_failure=False)
+    except Exception as lost:  # of the pool or the cluster, and not of a device, whose failures are in the state
+        return lost
 
 
 def _reason(found: object, device_id: str) -> str:

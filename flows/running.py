@@ -20,7 +20,6 @@ from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Failed
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from fedcore.algorithm import AnyAlgorithm, Outcome
 from fedcore.data import Dataset, Fitted, open_dataset
@@ -41,9 +40,6 @@ from tasks.tracking.runs import Nested, Tracker
 
 C = TypeVar("C", bound=DataConfig)
 R = TypeVar("R")
-
-TASK_RUNNER: Any = ThreadPoolTaskRunner(max_workers=4)
-"""Device tasks at a time. Their arithmetic is short, and more threads only queue for the interpreter."""
 
 
 def new_run_id() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedcore.algorithm import FleetSpec
+from fedcore.algorithm import FleetSpec, Outcome
 from fedcore.data import DeviceCard, DeviceSummary
 from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, scored_rows
 from fedcore.errors import DeviceRefusal
@@ -262,7 +262,10 @@ def alone(station: Station, ids: Sequence[str], datas: Sequence[DeviceData], dra
     for i, rounds in enumerate(drawn):
         for round_num in rounds:
             by_round.setdefault(round_num, []).append(i)
-    for round_num, mine in sorted(by_round.items()):
+    for round_num, drawn_now in sorted(by_round.items()):
+        mine = [i for i in drawn_now if not isinstance(rival.status(servers[i]), Outcome)]
+        if not mine:
+            continue
         states, ups, _ = rival.local_steps(
             [rival.broadcast(servers[i], 0) for i in mine],
             [devices[i] for i in mine],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from fedcore.data.places import Place, discard, entries, make_folder, read_file, write_durably
 from fedcore.errors import DeviceRefusal, Misuse, PlaceAway
@@ -19,9 +19,7 @@ from fedcore.rows import DeviceData
 from fedcore.trees import dump_all, load_all
 from tasks.ground import Ground, Owner
 
-T = TypeVar("T")
-
-ROWS = ".rows.npz"
+STATE, ROWS = ".npz", ".rows.npz"
 
 
 class Kept(NamedTuple):
@@ -47,7 +45,7 @@ class Keeping:
     def __init__(self, ground: Ground, owner: Owner) -> None:
         self._ground = ground
         self._owner = owner
-        self._read: dict[Place, dict[str, Any]] = {}
+        self._read: dict[tuple[str, Owner, str], dict[str, Any]] = {}
 
     def recall(self, device_id: str, run_id: str | None = None, owner: Owner | None = None) -> Kept:
         """What a device keeps of a run, by default of this one.
@@ -58,9 +56,8 @@ class Keeping:
             Where that is missing, damaged, or another device's.
         """
         run_id = run_id or self._ground.run_id
-        file = self._file(run_id, self._owner if owner is None else owner, ".npz")
         try:
-            found: dict[str, Kept] = self._content(file)
+            found: dict[str, Kept] = self._content(run_id, self._owner if owner is None else owner, STATE)
         except PlaceAway:
             raise
         except (Misuse, OSError):
@@ -75,7 +72,7 @@ class Keeping:
     def held(self, device_id: str) -> Held | None:
         """The rows of a device as they were last read, None where they are not kept."""
         try:
-            return self._content(self._file(self._ground.run_id, self._owner, ROWS)).get(device_id)
+            return self._content(self._ground.run_id, self._owner, ROWS).get(device_id)
         except (Misuse, OSError):  # they can always be read again
             return None
 
@@ -87,7 +84,7 @@ class Keeping:
         OSError
             As the operating system says; all are then as they were.
         """
-        self._replace(".npz", {each.device: each for each in kept})
+        self._replace(STATE, {each.device: each for each in kept})
 
     def hold(self, held: Iterable[Held]) -> None:
         """Keep rows that were read, where there is room for them, and those of no other run: each would read its own again."""
@@ -104,7 +101,7 @@ class Keeping:
 
     def forget(self) -> None:
         """Delete all that is kept of the run."""
-        for suffix in (".npz", ROWS):
+        for suffix in (STATE, ROWS):
             discard(self._file(self._ground.run_id, self._owner, suffix))
 
     def _of_other_runs(self, folder: Place) -> list[Place]:
@@ -117,20 +114,20 @@ class Keeping:
     def _replace(self, suffix: str, new: Mapping[str, Any]) -> None:
         if not new:
             return
-        file = self._file(self._ground.run_id, self._owner, suffix)
         found: dict[str, Any] = {}
         if isinstance(self._owner, int):
             with suppress(FileNotFoundError, Misuse):  # before the first, or damaged: those in it are told so when they are asked for
-                found = self._content(file)
-        content = {**found, **new}
+                found = self._content(self._ground.run_id, self._owner, suffix)
+        content, file = {**found, **new}, self._file(self._ground.run_id, self._owner, suffix)
         make_folder(file.parent)
         write_durably(file, dump_all(list(content.values())))
-        self._read[file] = content
+        self._read[self._ground.run_id, self._owner, suffix] = content
 
-    def _content(self, file: Place) -> dict[str, Any]:
-        if file not in self._read:
-            self._read[file] = {each.device: each for each in load_all(read_file(file))}
-        return self._read[file]
+    def _content(self, run_id: str, owner: Owner, suffix: str) -> dict[str, Any]:
+        of = run_id, owner, suffix
+        if of not in self._read:
+            self._read[of] = {each.device: each for each in load_all(read_file(self._file(*of)))}
+        return self._read[of]
 
     def _file(self, run_id: str, owner: Owner, suffix: str) -> Place:
         if isinstance(owner, str):

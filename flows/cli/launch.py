@@ -110,9 +110,12 @@ def run_flow(command: str, settings: DataConfig | None, resume: str | None) -> d
         return before
     # Prefect and MLflow take seconds to import; other commands, and settings that are refused, do without.
     from flows.orchestrator import orchestrator
+    from flows.runners import task_runner
     from flows.running import new_run_id
     from tasks.checkpoint import RunFolder
 
+    if isinstance(settings, RunConfig):
+        task_runner(settings)  # one that is not there is refused before a server is started
     workspace = Workspace.find()
     run_id = resume or new_run_id()
     say(f"run {run_id} on data set {settings.dataset}" if settings else f"run {run_id} goes on")
