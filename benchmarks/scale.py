@@ -2,7 +2,8 @@
 
 The devices are like those of the demo, with d = 8 coefficients that share two factors, 30 rows that train and 6 that test. Start-up (the
 server) and the first read (enrolment: every partition is read, checked and compressed) are apart from the rounds; memory is what the
-process has in use after each round, and its largest so far. Run with `make bench`, or with the number of devices and algorithms:
+process has in use after each round, and its largest so far. Seconds of CPU are those of the run's process, which tell more where others
+use the machine too. Run with `make bench`, or with the number of devices and algorithms:
 `python -m benchmarks.scale 100000 hm1 eb`.
 """
 
@@ -74,6 +75,7 @@ class Watch:
 
     begun: float = field(default_factory=time.perf_counter)
     enrolled: float = 0.0
+    cpu: float = 0.0
     rounds: list[tuple[float, float, float]] = field(default_factory=list)
 
     def see(self) -> None:
@@ -90,7 +92,7 @@ def watched(algorithm: str, name: str, run_id: str, **settings: Any) -> tuple[Wa
 
     def enrolled(fleet: Fleet) -> Any:
         cards = enrol(fleet)
-        watch.enrolled = time.perf_counter()
+        watch.enrolled, watch.cpu = time.perf_counter(), time.process_time()
         return cards
 
     def saved(folder: RunFolder, checkpoint: Any) -> None:
@@ -108,10 +110,11 @@ def watched(algorithm: str, name: str, run_id: str, **settings: Any) -> tuple[Wa
 def large(algorithm: str, K: int) -> None:
     """Print a run's table."""
     watch, result = watched(algorithm, "many", f"{algorithm}-{K}")
-    ended = time.perf_counter()
+    ended, cpu = time.perf_counter(), time.process_time() - watch.cpu
     print(f"\n{algorithm}, K = {K:,}: {result['outcome']} after {result['rounds']} rounds")
     print(f"A-RMSE {result['a_rmse']:.4f}, alone {result['a_rmse_separate']:.4f}")
-    print(f"first read {watch.enrolled - watch.begun:.1f} s, after it {ended - watch.enrolled:.1f} s, {result['task_runs']} tasks")
+    after = f"after it {ended - watch.enrolled:.1f} s, of CPU {cpu:.1f} s"
+    print(f"first read {watch.enrolled - watch.begun:.1f} s, {after}, {result['task_runs']} tasks")
     print(f"{'round':>6}{'s':>8}{'MiB':>8}{'peak':>8}")
     before = watch.enrolled
     for c, (moment, resident, peak) in enumerate(watch.rounds, 1):
