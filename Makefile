@@ -23,6 +23,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.hm2
 	$(BIN)/python -m benchmarks.ingest
 	$(BIN)/python -m benchmarks.partitions
+	$(BIN)/python -m benchmarks.scale
 
 stack: $(READY)
 	$(BIN)/python -m flows.stack up

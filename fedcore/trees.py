@@ -11,8 +11,8 @@ import io
 import json
 import math
 import sys
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,21 @@ STRUCTURE = "structure"
 LAYOUT = "layout"
 FOREIGN = "the file does not hold a state of this version of fedlin: restore it, or start a new run"
 SCALARS = {"float": float, "int": int, "bool": bool, "str": str}
+
+
+class Several(NamedTuple):
+    """States of several devices. Those of one form are one tree, whose arrays have a leading axis.
+
+    Attributes
+    ----------
+    trees
+        One a form.
+    places
+        One a form: the positions of its states, ascending.
+    """
+
+    trees: tuple[Any, ...]
+    places: tuple[NDArray[np.int64], ...]
 
 
 def npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -108,6 +123,68 @@ def load(raw: bytes) -> Any:
     except (KeyError, ValueError, TypeError):
         raise Misuse(FOREIGN) from None
     return unpack(leaves)
+
+
+def dump_all(trees: Sequence[object]) -> bytes:
+    """Several states as the bytes of one npz file, those of one form with one array a leaf; a single one as `dump` stores it."""
+    if len(trees) == 1:
+        return dump(trees[0])
+    forms: dict[Any, list[int]] = {}
+    for i, tree in enumerate(trees):
+        forms.setdefault(_form(tree), []).append(i)
+    joined = tuple(_joined([trees[i] for i in places]) if len(places) > 1 else trees[places[0]] for places in forms.values())
+    return dump(Several(joined, tuple(np.array(places) for places in forms.values())))
+
+
+def load_all(raw: bytes) -> list[Any]:
+    """The states that `dump_all` stored, with numbers equal to the bit.
+
+    Raises
+    ------
+    Misuse
+        As `load` does.
+    """
+    found = load(raw)
+    if not isinstance(found, Several):
+        return [found]
+    trees: list[Any] = [None] * sum(map(len, found.places))
+    for tree, places in zip(found.trees, found.places, strict=True):
+        for i, one in zip(places.tolist(), _split(tree, len(places)) if len(places) > 1 else [tree], strict=True):
+            trees[i] = one
+    return trees
+
+
+def _form(tree: object) -> Any:
+    """What states have in common that can share arrays: classes, shapes and types. What is stored by columns has a form of its own, since
+    arithmetic on strides may round otherwise."""
+    if isinstance(tree, tuple):
+        return (type(cast("object", tree)), *map(_form, cast("tuple[object, ...]", tree)))
+    if isinstance(tree, np.ndarray):
+        array = cast("NDArray[Any]", tree)
+        return (array.shape, array.dtype) if array.flags.c_contiguous else object()
+    return getattr(tree, "dtype", type(tree))
+
+
+def _joined(trees: Sequence[Any]) -> Any:
+    first = trees[0]
+    if first is None:
+        return None
+    if not isinstance(first, tuple):
+        return np.array(trees)
+    return _like(first, [_joined(column) for column in zip(*trees, strict=True)])
+
+
+def _split(tree: Any, length: int) -> list[Any]:
+    if isinstance(tree, np.ndarray):
+        array = cast("NDArray[Any]", tree)
+        return array.tolist() if array.dtype.kind == "U" else list(array)
+    if not tree:  # None, or a tuple of nothing
+        return [tree] * length
+    return [_like(tree, row) for row in zip(*(_split(part, length) for part in tree), strict=True)]
+
+
+def _like(tree: Any, parts: Sequence[Any]) -> Any:
+    return tuple(parts) if type(tree) is tuple else type(tree)(*parts)
 
 
 def _describe(tree: object, name: str, leaves: Arrays) -> Any:

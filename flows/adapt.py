@@ -12,9 +12,12 @@ from fedcore.algorithm import FleetSpec, Outcome
 from fedcore.errors import DeviceFailure, Misuse
 from flows.config import DataConfig
 from flows.parent import Parent
-from flows.running import TASK_RUNNER, Run, flow_run_name, open_data
+from flows.runners import THREADS
+from flows.running import Run, flow_run_name, open_data
 from tasks.adapt import device_adapt
-from tasks.device import DeviceReport, Station
+from tasks.cohort import Answered, Errand
+from tasks.device import DeviceReport
+from tasks.ground import Station
 from tasks.results import figures, write_results
 
 
@@ -35,7 +38,7 @@ class AdaptConfig(DataConfig):
     device: str = Field(description="Id of a device that was not in it.")
 
 
-@flow(name="fedlin-adapt", flow_run_name=flow_run_name, task_runner=TASK_RUNNER, persist_result=False)
+@flow(name="fedlin-adapt", flow_run_name=flow_run_name, task_runner=THREADS, persist_result=False)
 def adapt(config: AdaptConfig, run_id: str | None = None) -> State[None]:
     """Adapt what a run has learned to one device.
 
@@ -90,9 +93,9 @@ def _station(run: Run[AdaptConfig], parent: Parent) -> tuple[Station, Any]:
 
 
 def _of_one(station: Station, device_id: str, down: Any, rounds: int) -> DeviceReport:
-    future = device_adapt.submit(station, device_id, down, rounds)
+    future = device_adapt.submit(station, Errand(device_id, {device_id: (down, rounds)}))
     future.wait()
     found = future.state.result(raise_on_failure=False)
-    if isinstance(found, DeviceReport):
-        return found
+    if isinstance(found, Answered):
+        return found.answers[device_id]
     raise Misuse(str(found) if isinstance(found, DeviceFailure) else f"device {device_id}: {type(found).__name__}")

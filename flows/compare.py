@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
-from prefect import flow, unmapped
+from prefect import flow
 from prefect.client.schemas.objects import State
 
 from fedcore.algorithm import Outcome
@@ -18,7 +18,8 @@ from fedcore.data import Dataset, RandomSplit, TimeSplit
 from fedcore.rows import Floats
 from fedcore.selection import select
 from flows.fleet import Fleet
-from flows.running import TASK_RUNNER, Run, at_end, flow_run_name, open_data, run_rounds, scalars, seconds, sent
+from flows.runners import THREADS, on_runner
+from flows.running import Run, at_end, flow_run_name, open_data, run_rounds, scalars, seconds, sent
 from flows.searches import REFERENCE, Candidate, CompareConfig
 from flows.trials import Course, Refusals, courses, places, trial_fleet, validation
 from flows.turns import in_turn
@@ -65,8 +66,9 @@ class Repeat(NamedTuple):
         return outcome if outcome and outcome.name == "quorum_lost" else None
 
 
-@flow(name="fedlin-compare", flow_run_name=flow_run_name, task_runner=TASK_RUNNER, persist_result=False)
+@flow(name="fedlin-compare", flow_run_name=flow_run_name, task_runner=THREADS, persist_result=False)
 @in_turn
+@on_runner
 def compare(config: CompareConfig | None = None, run_id: str | None = None) -> State[None]:
     """Compare algorithms on a data set, or go on with a comparison that was interrupted.
 
@@ -164,7 +166,8 @@ def _carried_out(
     if (own := chosen[REFERENCE]) is None or not scores:
         return Repeat(checkpoint, went, chosen, {}, rmse.shape[1], _missing(fleet, scores))
     reference = place[own]
-    checkpoint, tested = at_end(fleet, checkpoint, lambda state: fleet.at_end(device_test, state, unmapped(kept), unmapped(reference)))
+    K = len(fleet.device_ids)
+    checkpoint, tested = at_end(fleet, checkpoint, lambda state: fleet.at_end(device_test, state, [kept] * K, [reference] * K))
     if tested and not any(each.scores[0].n for each in tested.values()):
         checkpoint = _silent(checkpoint, "test")
     return Repeat(checkpoint, went, chosen, tested, rmse.shape[1], _missing(fleet, tested))

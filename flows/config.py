@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
@@ -76,6 +76,10 @@ class RunConfig(DataConfig):
     ----------
     rounds, seed, participation, quorum
         See `fedcore.rounds.Schedule`.
+    runner, dask_address, ray_address
+        What device tasks run on, and where that is; see `flows.runners`.
+    devices_per_task
+        How many devices share a Prefect task; by default each has its own in fleets of up to 1,000, and larger ones go into 100 cohorts.
     """
 
     # `Schedule` holds the bounds; in the schema they are for a server, which refuses parameters before a run is made of them.
@@ -85,6 +89,13 @@ class RunConfig(DataConfig):
     seed: int = Field(default=0, description="Root of all random numbers.", json_schema_extra={"minimum": 0, "maximum": 2**63 - 1})
     participation: float = Field(default=1.0, description="Share of the fleet drawn each round.", json_schema_extra=_SHARE)
     quorum: float = Field(default=0.5, description="Share of the drawn devices that must answer.", json_schema_extra=_SHARE)
+
+    runner: Literal["thread", "process", "dask", "ray"] = Field(default="thread", description="What device tasks run on.")
+    dask_address: str | None = Field(default=None, description="A Dask scheduler's address; by default a cluster of the run's own.")
+    ray_address: str | None = Field(default=None, description="A Ray cluster's address; by default one of the run's own.")
+    devices_per_task: int | None = Field(
+        default=None, ge=1, description="How many devices share a Prefect task; by default as the fleet's size asks for."
+    )
 
     def build_schedule(self) -> Schedule:
         """Rounds, seed, participation and quorum.

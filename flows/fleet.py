@@ -1,13 +1,14 @@
-"""The devices of a data set behind Prefect tasks."""
+"""The devices of a data set behind Prefect tasks, one a device or one for each cohort of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from prefect import Task, unmapped
 from prefect.futures import PrefectFuture
+from prefect.utilities.annotations import opaque
 
 from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec
 from fedcore.data import Contract, Dataset, DeviceCard
@@ -16,10 +17,21 @@ from fedcore.messages import nbytes
 from fedcore.rounds import Answers, Call, RunState, Schedule, draw_cohort
 from flows.config import RunConfig
 from flows.parent import Parent
-from tasks.device import DeviceReport, Ground, Station, device_enrol, device_finalize, device_forget, device_summarise, device_update
+from tasks.cohort import Answered, CohortFailure, Errand
+from tasks.device import DeviceReport, device_enrol, device_finalize, device_forget, device_summarise, device_update
+from tasks.ground import Ground, Owner, Station, owner_of
 from tasks.server import aggregate, fit_preprocessing
 
-R = TypeVar("R")
+DeviceTask = Task[[Ground, Errand], Answered]
+
+COHORTS_ABOVE = 1000
+"""The largest fleet with a task a device, where nothing else is asked for."""
+
+LOST = 2
+"""How often a task is given to another worker when its own is lost. What the lost one has done is done again, or told again."""
+
+COHORTS = 100
+"""Into how many cohorts larger fleets go."""
 
 
 class Exchanged(NamedTuple):
@@ -30,12 +42,14 @@ class Exchanged(NamedTuple):
 
 
 class Fleet:
-    """The backend of a run: one mapped task a device, and one for the server.
+    """The backend of a run: one mapped task a device or cohort of devices, and one for the server.
 
     Attributes
     ----------
     dataset, algorithm, device_ids
         What is trained, on which devices.
+    devices_per_task
+        How many devices share a task, and the files that they keep: the first ones of the fleet, the next ones, and so on.
     schedule
         How long the run is and who takes part.
     exchanged
@@ -66,6 +80,7 @@ class Fleet:
         self.dataset = dataset
         self.algorithm = algorithm
         self.device_ids = tuple(device_ids or dataset.device_ids)
+        self.devices_per_task = config.devices_per_task or automatic(len(self.device_ids))
         self.silent: dict[str, str] = {}
         self.task_runs = 0
         self.schedule = _schedule(config, len(self.device_ids), dataset.contract)
@@ -73,6 +88,7 @@ class Fleet:
         self._run_id = run_id
         self._seed = config.seed
         self._parent = parent
+        self._place = {device_id: k for k, device_id in enumerate(self.device_ids)}
 
     @property
     def spec(self) -> FleetSpec:
@@ -111,7 +127,7 @@ class Fleet:
         if not contract.needs_fit:
             return
         ground = Ground(self._run_id, self.dataset, len(self.device_ids))
-        summaries = self._from_all(device_summarise.map(unmapped(ground), list(self.device_ids)))
+        summaries = self._from_all(device_summarise, ground)
         self.task_runs += 1
         fitted = fit_preprocessing(contract, summaries)
         self.dataset = self.dataset.with_fitted(fitted)
@@ -130,18 +146,18 @@ class Fleet:
             earlier = self._parent.earlier(self.device_ids) if self._parent else [None] * len(self.device_ids)
             return self.from_all(device_enrol, earlier)
         except Misuse:
-            self._gather(device_forget.map(unmapped(self.station), list(self.device_ids)), self.device_ids)
+            self._gather(device_forget, self.station, self.device_ids)
             raise
 
-    def from_all(self, task: Task[..., R], *more: Any) -> list[R]:
-        """What every device answers to a task before the first round; `more` is what else it takes, one a device.
+    def from_all(self, task: DeviceTask, *told: Sequence[Any]) -> list[Any]:
+        """What every device answers to a task before the first round; `told` is what it is told, one a device.
 
         Raises
         ------
         Misuse
             Where one cannot; the first one is named.
         """
-        return self._from_all(task.map(unmapped(self.station), list(self.device_ids), *more))
+        return self._from_all(task, self.station, *told)
 
     def manifest(self, cards: Sequence[DeviceCard]) -> dict[str, Any]:
         """What the run was trained on: names, counts and fingerprints, no rows."""
@@ -152,22 +168,23 @@ class Fleet:
             "contract": self.dataset.contract.model_dump(mode="json"),
             "preprocessing": self.dataset.fitted.model_dump(mode="json") if self.dataset.fitted else None,
             "preprocessing_bytes": self.exchanged._asdict(),
+            "devices_per_task": self.devices_per_task,
             "devices": [{name: value for name, value in card._asdict().items() if name != "gaps"} for card in cards],
             "gaps": {card.device: card.gaps for card in cards if card.gaps},
         }
 
     def local_steps(self, call: Call) -> Answers:
-        """The cohort's local steps, one task a device; those that fail after their retries are silent."""
+        """The cohort's local steps; devices that fail after their task's retries are silent."""
         ids = [self.device_ids[k] for k in call.cohort]
-        broadcasts = [call.broadcast(i) for i in range(len(ids))]
-        replies = self._gather(device_update.map(unmapped(self.station), ids, broadcasts), ids)
-        answers = [(k, reply) for k, reply in zip(call.cohort, replies, strict=True) if reply is not None]
-        return Answers([k for k, _ in answers], [reply.up for _, reply in answers], [reply.info for _, reply in answers])
+        replies = self._gather(device_update, self.station, ids, [call.broadcast(i) for i in range(len(ids))])
+        answered = [(k, replies[device_id]) for k, device_id in zip(call.cohort, ids, strict=True) if device_id in replies]
+        return Answers([k for k, _ in answered], [reply.up for _, reply in answered], [reply.info for _, reply in answered])
 
     def aggregate(self, server: Any, answers: Answers) -> Aggregated:
         """The server's task."""
         self.task_runs += 1
-        return aggregate(self.algorithm, server, answers)
+        whole: Any = opaque(answers)  # Prefect would look for futures in every message
+        return aggregate(self.algorithm, opaque(server), whole)
 
     def finalize(self, state: RunState) -> dict[str, DeviceReport]:
         """Every device's result and scores, as `at_end` gives them."""
@@ -177,57 +194,81 @@ class Fleet:
                 drawn[k].append(round_num)
         return self.at_end(device_finalize, state, drawn)
 
-    def at_end(self, task: Task[..., R], state: RunState, *more: Any) -> dict[str, R]:
+    def at_end(self, task: DeviceTask, state: RunState, *told: Sequence[Any]) -> dict[str, Any]:
         """What devices answer to a task after the last round, by id, sorted; those that fail are left out, and `silent` says why.
 
         Parameters
         ----------
         task
-            It takes the station, a device and its broadcast.
+            Its devices are told the last broadcast first.
         state
             The last one.
-        more
-            What else the task takes: one a device, or `unmapped`.
+        told
+            What else they are told, one a device.
         """
         everyone = range(len(self.device_ids))
         call = Call(state.round_num, everyone, self.algorithm.broadcasts(state.server, everyone), state)
-        return self.ask(task, self.device_ids, [call.broadcast(k) for k in everyone], *more)
+        return self.ask(task, self.device_ids, [call.broadcast(k) for k in everyone], *told)
 
-    def ask(self, task: Task[..., R], ids: Sequence[str], *more: Any) -> dict[str, R]:
+    def ask(self, task: DeviceTask, ids: Sequence[str], *told: Sequence[Any]) -> dict[str, Any]:
         """What some devices answer to a task outside of rounds, by id in this order; those that fail are left out, and `silent` says why.
 
         Parameters
         ----------
         task
-            It takes the station and a device.
+            What they do.
         ids
             The devices.
-        more
-            What else the task takes: one a device, or `unmapped`.
+        told
+            What they are told, one a device.
         """
-        answers = self._gather(task.map(unmapped(self.station), list(ids), *more), ids)
-        return {device_id: answer for device_id, answer in zip(ids, answers, strict=True) if answer is not None}
+        return self._gather(task, self.station, ids, *told)
 
-    def _from_all(self, futures: Sequence[PrefectFuture[Any]]) -> list[Any]:
-        """The results of tasks that no device of the fleet may miss."""
-        results = self._gather(futures, self.device_ids)
+    def _from_all(self, task: DeviceTask, ground: Ground, *told: Sequence[Any]) -> list[Any]:
+        """The answers to a task that no device of the fleet may miss."""
+        answers = self._gather(task, ground, self.device_ids, *told)
         if self.silent:
             raise Misuse(f"{len(self.silent)} of {len(self.device_ids)} devices cannot take part: {next(iter(self.silent.values()))}")
-        return results
+        return list(answers.values())
 
-    def _gather(self, futures: Sequence[PrefectFuture[Any]], ids: Sequence[str]) -> list[Any]:
-        """The tasks' results, None where one failed, whose reason is then in `silent`."""
-        self.task_runs += len(ids)
-        self.silent = {}
-        results: list[Any] = []
-        for device_id, future in zip(ids, futures, strict=True):
-            future.wait()
-            found = future.state.result(raise_on_failure=False)
-            if not future.state.is_completed():
-                self.silent[device_id] = str(found) if isinstance(found, DeviceFailure) else f"device {device_id}: {type(found).__name__}"
-                found = None
-            results.append(found)
-        return results
+    def _gather(self, task: DeviceTask, ground: Ground, ids: Sequence[str], *told: Sequence[Any]) -> dict[str, Any]:
+        """Devices' answers to a task, by id in this order. Those that fail are left out; their reasons are then in `silent`."""
+        each = zip(*told, strict=True) if told else [()] * len(ids)
+        cohorts: dict[Owner, dict[str, tuple[Any, ...]]] = {}
+        for device_id, message in zip(ids, each, strict=True):
+            cohorts.setdefault(owner_of(device_id, self._place[device_id], self.devices_per_task), {})[device_id] = message
+        errands = [Errand(owner, messages) for owner, messages in cohorts.items()]
+        found: dict[Owner, object] = {}
+        for _ in range(1 + LOST):
+            left = [errand for errand in errands if not isinstance(found.get(errand.owner), Answered | CohortFailure | DeviceFailure)]
+            if not left:
+                break
+            self.task_runs += len(left)
+            found |= dict(zip((errand.owner for errand in left), map(_ended, task.map(unmapped(ground), left)), strict=True))
+        answers = {device_id: answer for each in found.values() if isinstance(each, Answered) for device_id, answer in each.answers.items()}
+        whose = {device_id: errand.owner for errand in errands for device_id in errand.told if device_id not in answers}
+        self.silent = {device_id: _reason(found[owner], device_id) for device_id, owner in whose.items()}
+        return {device_id: answers[device_id] for device_id in ids if device_id in answers}
+
+
+def automatic(devices: int) -> int:
+    """How many devices share a task in a fleet of this size, where nothing else is asked for."""
+    return 1 if devices <= COHORTS_ABOVE else -(-devices // COHORTS)
+
+
+def _ended(future: PrefectFuture[Any]) -> object:
+    """What a task has returned or failed with; where its worker is lost, that error."""
+    try:
+        future.wait()
+        return future.state.result(raise_on_failure=False)
+    except Exception as lost:  # of the pool or the cluster, and not of a device, whose failures are in the state
+        return lost
+
+
+def _reason(found: object, device_id: str) -> str:
+    """Why a device has not answered, by what its task ended with."""
+    failure = found.failed.get(device_id) if isinstance(found, Answered | CohortFailure) else found
+    return str(failure) if isinstance(failure, DeviceFailure) else f"device {device_id}: {type(failure).__name__}"
 
 
 def _schedule(config: RunConfig, devices: int, contract: Contract) -> Schedule:

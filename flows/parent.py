@@ -16,7 +16,7 @@ from fedcore.trees import from_npz
 from flows.config import TrainConfig
 from flows.workspace import Workspace
 from tasks.checkpoint import Checkpoint, RunFolder
-from tasks.device import Earlier
+from tasks.ground import Earlier, owner_of
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,12 @@ class Parent:
         return dataset.with_fitted(fitted)
 
     def earlier(self, device_ids: Sequence[str]) -> list[Earlier | None]:
-        """What the server of this run last took of each device, None of those that were not in it."""
-        return [None if k is None else Earlier(self.folder.run_id, self.checkpoint.state.receipt(k)) for k in self._places(device_ids)]
+        """Where each device keeps its state of this run, and what its server last took of it; None of those that were not in it."""
+        shared = self.manifest.get("devices_per_task", 1)  # of runs before there were cohorts nothing says so
+        return [
+            None if k is None else Earlier(self.folder.run_id, owner_of(device_id, k, shared), self.checkpoint.state.receipt(k))
+            for device_id, k in zip(device_ids, self._places(device_ids), strict=True)
+        ]
 
     def state(self, algorithm: AnyAlgorithm, spec: FleetSpec) -> RunState:
         """The state before the first round of a run that goes on from this one.

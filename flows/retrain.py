@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from prefect import flow, unmapped
+from prefect import flow
 from prefect.client.schemas.objects import State
 
 from fedcore.algorithm import Outcome
@@ -23,7 +23,8 @@ from flows.drifts import Drifts
 from flows.fleet import Fleet
 from flows.parent import Parent
 from flows.progress import say, say_unanswered
-from flows.running import TASK_RUNNER, Run, flow_run_name, open_data
+from flows.runners import THREADS, on_runner
+from flows.running import Run, flow_run_name, open_data
 from flows.train import train
 from flows.turns import in_turn
 from tasks.checkpoint import RunFolder
@@ -55,8 +56,9 @@ class Ring(NamedTuple):
     apart: str
 
 
-@flow(name="fedlin-retrain", flow_run_name=flow_run_name, task_runner=TASK_RUNNER, persist_result=False)
+@flow(name="fedlin-retrain", flow_run_name=flow_run_name, task_runner=THREADS, persist_result=False)
 @in_turn
+@on_runner
 def retrain(config: RetrainConfig | None = None, run_id: str | None = None) -> State[None]:
     """Train a challenger for a data set's champion and promote it where it is better; or go on with a run that was interrupted.
 
@@ -274,7 +276,7 @@ class _Retraining:
         if ids:
             fleet = self._fleet(challenger.prepared(self.dataset), challenger, challenger.device_ids)
             thetas = [[each[device] for device in ids] for each in (theirs, ours)]
-            scores = fleet.ask(device_contest, ids, unmapped(before), *thetas)
+            scores = fleet.ask(device_contest, ids, [before] * len(ids), *thetas)
             self._count(fleet, "scores", scores, thetas)
             if why := fleet.schedule.lost(len(scores), len(ids)):
                 message = f"only {len(scores)} of {len(ids)} devices could score champion and challenger, {why}"

@@ -20,7 +20,6 @@ from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Failed
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from fedcore.algorithm import AnyAlgorithm, Outcome
 from fedcore.data import Dataset, Fitted, open_dataset
@@ -41,9 +40,6 @@ from tasks.tracking.runs import Nested, Tracker
 
 C = TypeVar("C", bound=DataConfig)
 R = TypeVar("R")
-
-TASK_RUNNER: Any = ThreadPoolTaskRunner(max_workers=4)
-"""Device tasks at a time. Their arithmetic is short, and more threads only queue for the interpreter."""
 
 
 def new_run_id() -> str:
@@ -189,7 +185,7 @@ class Run(Generic[C]):
 
 
 def reopened(folder: RunFolder, config: RunConfig, dataset: Dataset, algorithm: AnyAlgorithm, parent: Parent | None = None) -> Fleet:
-    """The devices and the preprocessing that a run began with.
+    """The devices, in the cohorts and with the preprocessing that a run began with.
 
     Raises
     ------
@@ -202,6 +198,7 @@ def reopened(folder: RunFolder, config: RunConfig, dataset: Dataset, algorithm: 
             f"the contract of data set {config.dataset!r} has changed since run {folder.run_id} began: restore it, or start a new run"
         )
     fitted = Fitted.model_validate(manifest["preprocessing"]) if manifest["preprocessing"] else None
+    config = config.model_copy(update={"devices_per_task": manifest.get("devices_per_task", 1)})
     return Fleet(folder.run_id, config, dataset.with_fitted(fitted), algorithm, [card["device"] for card in manifest["devices"]], parent)
 
 

@@ -10,11 +10,13 @@ from prefect.client.schemas.objects import State
 from flows.config import TrainConfig
 from flows.fleet import Fleet
 from flows.parent import Parent
-from flows.running import TASK_RUNNER, Run, at_end, flow_run_name, open_data, reopened, run_rounds, scalars, seconds, sent
+from flows.runners import THREADS, on_runner
+from flows.running import Run, at_end, flow_run_name, open_data, reopened, run_rounds, scalars, seconds, sent
 from tasks.results import figures, write_phi, write_results
 
 
-@flow(name="fedlin-train", flow_run_name=flow_run_name, task_runner=TASK_RUNNER, persist_result=False)
+@flow(name="fedlin-train", flow_run_name=flow_run_name, task_runner=THREADS, persist_result=False)
+@on_runner
 def train(config: TrainConfig | None = None, run_id: str | None = None) -> State[None]:
     """Train on a data set, or go on with a run that was interrupted.
 

@@ -12,7 +12,8 @@ from prefect.client.schemas.objects import State
 from fedcore.algorithm import Outcome
 from fedcore.rows import Floats
 from fedcore.selection import Rule, paired, select
-from flows.running import TASK_RUNNER, Run, at_end, flow_run_name, open_data, run_rounds, scalars, seconds, sent
+from flows.runners import THREADS, on_runner
+from flows.running import Run, at_end, flow_run_name, open_data, run_rounds, scalars, seconds, sent
 from flows.searches import Candidate, TuneConfig
 from flows.trials import Course, courses, trial_fleet, validation
 from tasks.checkpoint import Checkpoint
@@ -22,7 +23,8 @@ from tasks.tracking.runs import Nested
 from tasks.trials import device_validate
 
 
-@flow(name="fedlin-tune", flow_run_name=flow_run_name, task_runner=TASK_RUNNER, persist_result=False)
+@flow(name="fedlin-tune", flow_run_name=flow_run_name, task_runner=THREADS, persist_result=False)
+@on_runner
 def tune(config: TuneConfig | None = None, run_id: str | None = None) -> State[None]:
     """Search an algorithm's settings, or go on with a search that was interrupted.
 

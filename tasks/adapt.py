@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
-
-from prefect import task
 
 from fedcore.data.disclosure import scored_rows
 from fedcore.metrics import score
-from tasks.device import DeviceReport, Station, alone, device_task, examined, sealed
+from tasks.cohort import Attempt, device_task
+from tasks.device import DeviceReport, alone, examined
+from tasks.ground import Station
 
 
-@task(name="device-adapt", task_run_name="adapt {device_id}", **device_task)
-@sealed("adaptation")
-def device_adapt(station: Station, device_id: str, down: Any, rounds: int) -> DeviceReport:
+@device_task("device-adapt", "adapt {errand.name}", "adaptation")
+def device_adapt(attempt: Attempt[Station]) -> Mapping[str, DeviceReport]:
     """A newcomer's result and its scores, beside those of as many rounds on its own; it keeps nothing of them.
 
-    Parameters
-    ----------
-    station
-        Of the run that it adapts to, with this device among the fleet.
-    device_id
-        The device.
-    down
-        What the run's algorithm tells a newcomer.
-    rounds
-        How many rounds the run had.
+    The station is of the run that it adapts to, with this device among the fleet. The device is told what the run's algorithm tells a
+    newcomer, and how many rounds the run had.
     """
-    data, _ = examined(station, device_id)
-    result = station.algorithm.finalize(down, station.algorithm.init_device(station.spec, data), data)
-    test = scored_rows(data.test, station.dataset.contract)
-    own = alone(station, device_id, data, range(1, rounds + 1))
-    return DeviceReport(device_id, data.train.n, result.theta, score(result, test), own, result.posterior)
+    station = attempt.ground
+
+    def report(device_id: str, told: tuple[Any, int]) -> DeviceReport:
+        down, rounds = told
+        data = examined(attempt, device_id).data
+        result = station.algorithm.finalize(down, station.algorithm.init_device(station.spec, data), data)
+        test = scored_rows(data.test, station.dataset.contract)
+        (own,) = alone(station, [device_id], [data], [range(1, rounds + 1)])
+        return DeviceReport(device_id, data.train.n, result.theta, score(result, test), own, result.posterior)
+
+    return attempt.each(report, attempt.told)

@@ -1,95 +1,28 @@
-"""What is done on a device: each task opens one device's own folder and nothing else.
+"""What is done on a device in a training: each device opens its own folder and nothing else.
 
-Rows, compressions and the device's state live in `device=<id>/` below the data set's folder. What leaves a task is a
-message, or a `DeviceFailure` that says where and of what kind, never what the failing code said: such text quotes data.
-The full traceback is written beside the device's state, for whoever may read its rows.
+Rows, compressions and the devices' states live in the data set's folder (see `tasks.keeping`). What leaves a task are messages, and
+failures that quote nothing (see `tasks.cohort`).
 """
 
 from __future__ import annotations
 
-import functools
-import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-from prefect.tasks import exponential_backoff
-
-from fedcore.algorithm import AnyAlgorithm, FleetSpec
-from fedcore.data import Dataset, DeviceCard, DeviceSummary
+from fedcore.algorithm import FleetSpec, Outcome
+from fedcore.data import DeviceCard, DeviceSummary
 from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, scored_rows
-from fedcore.data.places import Place, discard, make_folder, read_file, write_durably
-from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, Misuse, PlaceAway
-from fedcore.messages import Broadcast, Receipt, Reply
+from fedcore.errors import DeviceRefusal
+from fedcore.messages import Broadcast, DeviceInfo, Reply
 from fedcore.metrics import Score, score
 from fedcore.posterior import AnyPosterior
 from fedcore.receipts import Memory, settle
-from fedcore.rounds import device_rng
+from fedcore.rounds import DeviceRngs, device_rng
 from fedcore.rows import DeviceData, Floats
 from fedcore.separate import separate_rival
-from fedcore.trees import dump, load
-
-G = TypeVar("G", bound="Ground")
-P = ParamSpec("P")
-R = TypeVar("R")
-
-RETRIES = 2
-
-
-class Ground:
-    """Where all device tasks of a run work. (A plain class: Prefect looks into tuples and dataclasses for futures, task
-    by task.)
-
-    Attributes
-    ----------
-    run_id
-        The run.
-    dataset
-        The way to the devices' partitions.
-    devices
-        How many take part.
-    """
-
-    def __init__(self, run_id: str, dataset: Dataset, devices: int) -> None:
-        self.run_id = run_id
-        self.dataset = dataset
-        self.devices = devices
-
-    def state_folder(self, device_id: str) -> Place:
-        """Where a device keeps its own things, below its partition's folder."""
-        return self.dataset.path / f"device={device_id}" / ".fedlin"
-
-
-class Station(Ground):
-    """What all device tasks that train share.
-
-    Attributes
-    ----------
-    algorithm, spec, seed
-        What is run.
-    """
-
-    def __init__(self, run_id: str, dataset: Dataset, algorithm: AnyAlgorithm, spec: FleetSpec, seed: int) -> None:
-        super().__init__(run_id, dataset, len(spec.device_ids))
-        self.algorithm = algorithm
-        self.spec = spec
-        self.seed = seed
-
-
-class Earlier(NamedTuple):
-    """A run that a device has taken part in, and what its server last took of the device."""
-
-    run_id: str
-    receipt: Receipt | None
-
-
-class Kept(NamedTuple):
-    """A device's state file: whose it is, its memory, and the fingerprint of the rows that it was made from."""
-
-    device: str
-    fingerprint: str
-    memory: Memory
+from tasks.cohort import Attempt, device_task
+from tasks.ground import Earlier, Ground, Station
+from tasks.keeping import Held, Kept
 
 
 class DeviceReport(NamedTuple):
@@ -118,37 +51,32 @@ class DeviceReport(NamedTuple):
     posterior: AnyPosterior | None
 
 
-def sealed(stage: str) -> Callable[[Callable[Concatenate[G, str, P], R]], Callable[Concatenate[G, str, P], R]]:
-    """Let no exception of a device's own leave it: only its kind, and the texts of fedlin's own errors, which hold no
-    values."""
+class Opened(NamedTuple):
+    """A device's rows, which stay there, as they were read, and what may be told of them."""
 
-    def decorate(function: Callable[Concatenate[G, str, P], R]) -> Callable[Concatenate[G, str, P], R]:
-        @functools.wraps(function)
-        def run(ground: G, device_id: str, *args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                return function(ground, device_id, *args, **kwargs)
-            except DeviceFailure as error:
-                failure = type(error)(f"device {device_id}: {error}")
-            except DataError as error:  # it names the device's own file
-                failure = DeviceRefusal(str(error))
-            except PlaceAway as error:
-                failure = DeviceFailure(f"device {device_id}: {error}")
-            except FedlinError as error:
-                failure = DeviceRefusal(f"device {device_id}: {error}")
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # polars' panics and a library's exit too: whatever it says may quote rows
-                kept = _keep_traceback(ground, device_id)
-                failure = DeviceFailure(f"device {device_id}: {type(error).__name__} in its {stage}; {kept}")
-            # Raised out here the failure has no context, so nothing that formats or pickles it can reach the original.
-            raise failure
+    held: Held
+    card: DeviceCard
 
-        return run
-
-    return decorate
+    @property
+    def data(self) -> DeviceData:
+        """The rows."""
+        return self.held.data
 
 
-@sealed("check")
+class Settled(NamedTuple):
+    """A device before its step: its rows, what it keeps of the run, its memory after the receipt, and what it is told."""
+
+    held: Held
+    kept: Kept
+    memory: Memory
+    broadcast: Broadcast
+
+    @property
+    def data(self) -> DeviceData:
+        """The rows."""
+        return self.held.data
+
+
 def device_check(station: Station, device_id: str) -> DeviceCard:
     """What enrolment will say of a device, without keeping anything.
 
@@ -159,16 +87,15 @@ def device_check(station: Station, device_id: str) -> DeviceCard:
     DeviceFailure
         Where its own code fails.
     """
-    return _initial(station, device_id)[0]
+    attempt: Attempt[Station] = Attempt(station, "check", device_id, {device_id: ()})
+    opened = attempt.each(lambda device_id, _: examined(attempt, device_id), attempt.told)
+    _initial(attempt, opened)
+    if attempt.failed:
+        raise attempt.failed[device_id]
+    return opened[device_id].card
 
 
-def _initial(station: Station, device_id: str) -> tuple[DeviceCard, Any]:
-    """What may be told of a device's rows, and the algorithm's initial state, which stays here."""
-    data, card = examined(station, device_id)
-    return card, station.algorithm.init_device(station.spec, data)
-
-
-def examined(station: Station, device_id: str) -> tuple[DeviceData, DeviceCard]:
+def examined(attempt: Attempt[Station], device_id: str) -> Opened:
     """A device's rows, which stay here, and what may be told of them.
 
     Raises
@@ -176,97 +103,19 @@ def examined(station: Station, device_id: str) -> tuple[DeviceData, DeviceCard]:
     DataError
         Where they break the contract, or its disclosure rules forbid to tell of them.
     """
+    station = attempt.ground
     contract, where = station.dataset.contract, f"device={device_id}"
     check_fleet(station.devices, contract, where)
-    _own_folder(station, device_id)
+    if station.state_folder(device_id).is_symlink():
+        raise DeviceRefusal("its .fedlin is a link, and its state may not leave its own folder: replace the link by a folder")
+    stamp = station.dataset.stamp(device_id)
     data, card = station.dataset.loaded(device_id)
     check_rows(data.train.n, contract, where)
     check_parameters(data.train.d, data.train.n, contract, where)
-    return data, card
+    return Opened(Held(device_id, stamp, card.sha256, data), card)
 
 
-def _keep_traceback(ground: Ground, device_id: str) -> str:
-    name = f"{ground.run_id}.error.txt"
-    try:
-        folder = ground.state_folder(device_id)
-        make_folder(folder)
-        write_durably(folder / name, traceback.format_exc().encode(errors="replace"))
-    except OSError:
-        return "its folder cannot be written, so the details are lost"
-    return f"the details are in its own folder, .fedlin/{name}"
-
-
-def _worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
-    return not isinstance(state.result(raise_on_failure=False), DeviceRefusal)
-
-
-device_task: dict[str, Any] = {
-    "retries": RETRIES,
-    "retry_delay_seconds": exponential_backoff(backoff_factor=1),
-    "retry_jitter_factor": 0.5,
-    "retry_condition_fn": _worth_retrying,
-    # Inputs hold messages and results hold estimates: hashing or storing them would cost more than the step itself.
-    "cache_policy": NO_CACHE,
-    "persist_result": False,
-}
-
-
-@task(name="device-summarise", task_run_name="summarise {device_id}", **device_task)
-@sealed("summary")
-def device_summarise(ground: Ground, device_id: str) -> DeviceSummary:
-    """What a device tells of its training segment for the fleet's preprocessing."""
-    check_fleet(ground.devices, ground.dataset.contract, f"device={device_id}")
-    return ground.dataset.summary(device_id)
-
-
-@task(name="device-enrol", task_run_name="enrol {device_id}", **device_task)
-@sealed("enrolment")
-def device_enrol(station: Station, device_id: str, earlier: Earlier | None) -> DeviceCard:
-    """Check a device's partition, compress its rows, and keep its initial state on the device; or the one that it goes on from."""
-    card, device = _initial(station, device_id)
-    if earlier:
-        before = settle(station.algorithm, recall(station, device_id, earlier.run_id).memory, earlier.receipt)
-        device = station.algorithm.continued_device(before.accepted, device)
-    _keep(station, device_id, Kept(device_id, card.sha256, Memory.initial(device)))
-    return card
-
-
-@task(name="device-update", task_run_name="round {broadcast.round_num} {device_id}", **device_task)
-@sealed("local step")
-def device_update(station: Station, device_id: str, broadcast: Broadcast) -> Reply:
-    """One round on one device: settle the receipt, take the local step, keep the result as pending, and answer."""
-    data, kept, memory = settled(station, device_id, broadcast)
-    rng = device_rng(station.seed, broadcast.round_num, device_id)
-    state, up, info = station.algorithm.local_step(broadcast.down, memory.accepted, data, rng)
-    _keep(station, device_id, kept._replace(memory=memory.awaiting(state, broadcast.round_num)))
-    return Reply(up, info)
-
-
-@task(name="device-finalize", task_run_name="finalize {device_id}", **device_task)
-@sealed("final step")
-def device_finalize(station: Station, device_id: str, broadcast: Broadcast, drawn: Sequence[int]) -> DeviceReport:
-    """A device's result and its scores; `drawn` are the rounds that it was drawn in, for the rival that works alone."""
-    data, kept, memory = settled(station, device_id, broadcast)
-    _keep(station, device_id, kept._replace(memory=memory))
-    result = station.algorithm.finalize(broadcast.down, memory.accepted, data)
-    own = alone(station, device_id, data, drawn)
-    test = scored_rows(data.test, station.dataset.contract)
-    return DeviceReport(device_id, data.train.n, result.theta, score(result, test), own, result.posterior)
-
-
-def alone(station: Station, device_id: str, data: DeviceData, drawn: Sequence[int]) -> Score:
-    """The score of what a device reaches on its own in these rounds; see `separate_rival`."""
-    rival, fleet = separate_rival(station.algorithm), FleetSpec((device_id,), station.spec.d)
-    server, device = rival.init_server(fleet), rival.init_device(fleet, data)
-    for round_num in drawn:
-        rng = device_rng(station.seed, round_num, device_id)
-        device, up, _ = rival.local_step(rival.broadcast(server, 0), device, data, rng)
-        server = rival.aggregate(server, [0], [up]).server
-    result = rival.finalize(rival.broadcast(server, 0), device, data)
-    return score(result, scored_rows(data.test, station.dataset.contract))
-
-
-def settled(station: Station, device_id: str, broadcast: Broadcast) -> tuple[DeviceData, Kept, Memory]:
+def settled(attempt: Attempt[Station], device_id: str, broadcast: Broadcast) -> Settled:
     """A device's rows, what it keeps of this run, and its memory after the broadcast's receipt.
 
     Raises
@@ -276,49 +125,163 @@ def settled(station: Station, device_id: str, broadcast: Broadcast) -> tuple[Dev
     DeviceFailure
         Where it does not remember the update of the receipt.
     """
+    station = attempt.ground
     check_cohort(broadcast.devices, station.dataset.contract, f"device={device_id}")
-    data, card = station.dataset.loaded(device_id)
-    kept = recall(station, device_id, station.run_id)
-    if kept.fingerprint != card.sha256:
+    held = _held(attempt, device_id)
+    kept = attempt.files.recall(device_id)
+    if kept.fingerprint != held.fingerprint:
         raise DeviceRefusal("its partition has changed since the run began: start a new run")
-    return data, kept, settle(station.algorithm, kept.memory, broadcast.receipt)
+    return Settled(held, kept, settle(station.algorithm, kept.memory, broadcast.receipt), broadcast)
 
 
-@task(name="device-forget", task_run_name="forget {device_id}", **device_task)
-@sealed("clearing up")
-def device_forget(ground: Ground, device_id: str) -> None:
-    """Delete what a device keeps of a run that did not begin."""
-    discard(ground.state_folder(device_id) / f"{ground.run_id}.npz")
+def _held(attempt: Attempt[Station], device_id: str) -> Held:
+    """A device's rows as it has kept them, where its files look as they did then; else they are read again."""
+    dataset = attempt.ground.dataset
+    stamp, held = dataset.stamp(device_id), attempt.files.held(device_id)
+    if held and stamp and held.stamp == stamp:
+        return held
+    data, card = dataset.loaded(device_id)
+    return Held(device_id, stamp, card.sha256, data)
 
 
-def _own_folder(station: Station, device_id: str) -> Place:
-    folder = station.state_folder(device_id)
-    if folder.is_symlink():
-        raise DeviceRefusal("its .fedlin is a link, and its state may not leave its own folder: replace the link by a folder")
-    return folder
+@device_task("device-summarise", "summarise {errand.name}", "summary")
+def device_summarise(attempt: Attempt[Ground]) -> Mapping[str, DeviceSummary]:
+    """What a device tells of its training segment for the fleet's preprocessing."""
+    dataset, devices = attempt.ground.dataset, attempt.ground.devices
+
+    def summary(device_id: str, _: object) -> DeviceSummary:
+        check_fleet(devices, dataset.contract, f"device={device_id}")
+        return dataset.summary(device_id)
+
+    return attempt.each(summary, attempt.told)
 
 
-def _keep(station: Station, device_id: str, kept: Kept) -> None:
-    folder = _own_folder(station, device_id)
-    make_folder(folder)
-    write_durably(folder / f"{station.run_id}.npz", dump(kept))
+@device_task("device-enrol", "enrol {errand.name}", "enrolment")
+def device_enrol(attempt: Attempt[Station]) -> Mapping[str, DeviceCard]:
+    """Check a device's partition, compress its rows, and keep both with its initial state; or with the one that it goes on from, of the
+    earlier run that it is told of."""
+    opened = attempt.each(lambda device_id, _: examined(attempt, device_id), attempt.told)
+    devices = _initial(attempt, opened)
+
+    def first(device_id: str, device: Any) -> Kept:
+        earlier: Earlier | None = attempt.told[device_id][0]
+        if earlier:
+            algorithm = attempt.ground.algorithm
+            before = settle(algorithm, attempt.files.recall(device_id, earlier.run_id, earlier.owner).memory, earlier.receipt)
+            device = algorithm.continued_device(before.accepted, device)
+        return Kept(device_id, opened[device_id].card.sha256, Memory.initial(device))
+
+    kept = attempt.each(first, devices)
+    kept = attempt.whole(lambda: attempt.files.keep(kept.values()), kept)
+    attempt.files.hold([opened[device_id].held for device_id in kept])
+    return {device_id: opened[device_id].card for device_id in kept}
 
 
-def recall(station: Station, device_id: str, run_id: str) -> Kept:
-    """What a device keeps of a run.
+def _initial(attempt: Attempt[Station], opened: Mapping[str, Opened]) -> dict[str, Any]:
+    """The algorithm's initial states, which stay here."""
+    station = attempt.ground
+    return attempt.together(
+        lambda _, devices: list(station.algorithm.init_devices(station.spec, [device.data for device in devices])),
+        lambda _, device: station.algorithm.init_device(station.spec, device.data),
+        opened,
+    )
 
-    Raises
-    ------
-    DeviceRefusal
-        Where that is missing, damaged, or another device's.
-    """
-    try:
-        kept: Kept = load(read_file(station.state_folder(device_id) / f"{run_id}.npz"))
-    except PlaceAway:
-        raise
-    except (Misuse, OSError):
-        refusal = f"its state of run {run_id} is missing or damaged: restore the device's .fedlin folder, or start a new run"
-        raise DeviceRefusal(refusal) from None
-    if kept.device != device_id:
-        raise DeviceRefusal(f"its folder holds the state of device {kept.device}: give the folders their names back")
-    return kept
+
+@device_task("device-update", "round {errand.round_num} {errand.name}", "local step")
+def device_update(attempt: Attempt[Station]) -> Mapping[str, Reply]:
+    """One round on devices: settle the receipt, take the local step, keep the result as pending, and answer."""
+    station = attempt.ground
+    ready = attempt.each(lambda device_id, told: settled(attempt, device_id, *told), attempt.told)
+    stepped = attempt.together(
+        lambda ids, devices: _steps(station, ids, devices), lambda device_id, device: _step(station, device_id, device), ready
+    )
+
+    def pending(device_id: str) -> Kept:
+        device = ready[device_id]
+        return device.kept._replace(memory=device.memory.awaiting(stepped[device_id][0], device.broadcast.round_num))
+
+    stepped = attempt.whole(lambda: attempt.files.keep([pending(device_id) for device_id in stepped]), stepped)
+    return {device_id: Reply(up, info) for device_id, (_, up, info) in stepped.items()}
+
+
+def _step(station: Station, device_id: str, device: Settled) -> tuple[Any, Any, DeviceInfo]:
+    rng = device_rng(station.seed, device.broadcast.round_num, device_id)
+    return station.algorithm.local_step(device.broadcast.down, device.memory.accepted, device.data, rng)
+
+
+def _steps(station: Station, ids: Sequence[str], devices: Sequence[Settled]) -> list[tuple[Any, Any, DeviceInfo]]:
+    states, ups, infos = station.algorithm.local_steps(
+        [device.broadcast.down for device in devices],
+        [device.memory.accepted for device in devices],
+        [device.data for device in devices],
+        DeviceRngs(station.seed, devices[0].broadcast.round_num, ids),
+    )
+    return list(zip(states, ups, infos, strict=True))
+
+
+@device_task("device-finalize", "finalize {errand.name}", "final step")
+def device_finalize(attempt: Attempt[Station]) -> Mapping[str, DeviceReport]:
+    """A device's result and its scores; it is told the last broadcast, and in which rounds it was drawn, for the rival that works alone."""
+    station = attempt.ground
+    algorithm = station.algorithm
+    ready = attempt.each(lambda device_id, told: settled(attempt, device_id, told[0]), attempt.told)
+    kept = [device.kept._replace(memory=device.memory) for device in ready.values()]
+    ready = attempt.whole(lambda: attempt.files.keep(kept), ready)
+    results = attempt.together(
+        lambda _, devices: algorithm.finalize_devices(*zip(*map(_last, devices), strict=True)),
+        lambda _, device: algorithm.finalize(*_last(device)),
+        ready,
+    )
+    drawn = {device_id: attempt.told[device_id][1] for device_id in results}
+    own = attempt.together(
+        lambda ids, devices: alone(station, ids, [device.data for device in devices], [drawn[device_id] for device_id in ids]),
+        lambda device_id, device: alone(station, [device_id], [device.data], [drawn[device_id]])[0],
+        {device_id: ready[device_id] for device_id in results},
+    )
+
+    def report(device_id: str, by_itself: Score) -> DeviceReport:
+        data, result = ready[device_id].data, results[device_id]
+        test = scored_rows(data.test, station.dataset.contract)
+        return DeviceReport(device_id, data.train.n, result.theta, score(result, test), by_itself, result.posterior)
+
+    reports = attempt.each(report, own)
+    attempt.files.let_go()
+    return reports
+
+
+def _last(device: Settled) -> tuple[Any, Any, DeviceData]:
+    return device.broadcast.down, device.memory.accepted, device.data
+
+
+def alone(station: Station, ids: Sequence[str], datas: Sequence[DeviceData], drawn: Sequence[Sequence[int]]) -> list[Score]:
+    """The scores of what devices reach each on its own, in the rounds that it was drawn in; see `separate_rival`."""
+    rival = separate_rival(station.algorithm)
+    fleets = [FleetSpec((device_id,), station.spec.d) for device_id in ids]
+    servers, devices = [rival.init_server(fleet) for fleet in fleets], list(rival.init_devices(fleets[0], datas))
+    by_round: dict[int, list[int]] = {}
+    for i, rounds in enumerate(drawn):
+        for round_num in rounds:
+            by_round.setdefault(round_num, []).append(i)
+    for round_num, drawn_now in sorted(by_round.items()):
+        mine = [i for i in drawn_now if not isinstance(rival.status(servers[i]), Outcome)]
+        if not mine:
+            continue
+        states, ups, _ = rival.local_steps(
+            [rival.broadcast(servers[i], 0) for i in mine],
+            [devices[i] for i in mine],
+            [datas[i] for i in mine],
+            DeviceRngs(station.seed, round_num, [ids[i] for i in mine]),
+        )
+        for i, state, up in zip(mine, states, ups, strict=True):
+            devices[i] = state
+            servers[i] = rival.aggregate(servers[i], [0], [up]).server
+    results = rival.finalize_devices([rival.broadcast(server, 0) for server in servers], devices, datas)
+    contract = station.dataset.contract
+    return [score(result, scored_rows(data.test, contract)) for result, data in zip(results, datas, strict=True)]
+
+
+@device_task("device-forget", "forget {errand.name}", "clearing up")
+def device_forget(attempt: Attempt[Ground]) -> Mapping[str, None]:
+    """Delete what devices keep of a run that did not begin."""
+    attempt.files.forget()
+    return dict.fromkeys(attempt.told)

@@ -3,10 +3,8 @@ scores. What leaves it are texts of refusals and scores, and no score of fewer r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-from prefect import task
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from fedcore.algorithm import AnyAlgorithm, DeviceResult
 from fedcore.data import DeviceCard
@@ -17,7 +15,11 @@ from fedcore.metrics import Score, constant_errors, score, squared_errors
 from fedcore.rows import DeviceData
 from fedcore.selection import Paired, paired
 from fedcore.trials import Trials
-from tasks.device import Station, device_task, examined, sealed, settled
+from tasks.cohort import Attempt, device_task
+from tasks.device import examined, settled
+from tasks.ground import Station
+
+R = TypeVar("R")
 
 
 class Screening(NamedTuple):
@@ -50,38 +52,57 @@ class Tested(NamedTuple):
     excess: tuple[Paired, ...]
 
 
-@task(name="device-screen", task_run_name="screen {device_id}", **device_task)
-@sealed("screening")
-def device_screen(station: Station, device_id: str) -> Screening:
+@device_task("device-screen", "screen {errand.name}", "screening")
+def device_screen(attempt: Attempt[Station]) -> Mapping[str, Screening]:
     """Which trials' settings a device refuses; it keeps nothing."""
-    data, card = examined(station, device_id)
-    return Screening(card, tuple(_refusal(station, algorithm, data) for algorithm in _trials(station).algorithms))
+    station = attempt.ground
+
+    def screening(device_id: str, _: object) -> Screening:
+        opened = examined(attempt, device_id)
+        return Screening(opened.card, tuple(_refusal(station, algorithm, opened.data) for algorithm in _trials(station).algorithms))
+
+    return attempt.each(screening, attempt.told)
 
 
-@task(name="device-validate", task_run_name="validate {device_id}", **device_task)
-@sealed("validation")
-def device_validate(station: Station, device_id: str, broadcast: Broadcast) -> tuple[Score, ...]:
-    """Each trial's score on a device's validation rows."""
-    data, results = _results(station, device_id, broadcast)
-    rows = scored_rows(data.validation, station.dataset.contract)
-    return tuple(score(result, rows) for result in results)
+@device_task("device-validate", "validate {errand.name}", "validation")
+def device_validate(attempt: Attempt[Station]) -> Mapping[str, tuple[Score, ...]]:
+    """Each trial's score on a device's validation rows, after the last broadcast."""
+
+    def scores(device_id: str, told: tuple[Broadcast]) -> tuple[Score, ...]:
+        data, results = _results(attempt, device_id, *told)
+        rows = scored_rows(data.validation, attempt.ground.dataset.contract)
+        return tuple(score(result, rows) for result in results)
+
+    return _at_the_end(attempt, scores)
 
 
-@task(name="device-test", task_run_name="test {device_id}", **device_task)
-@sealed("test")
-def device_test(station: Station, device_id: str, broadcast: Broadcast, chosen: Sequence[int], reference: int) -> Tested:
-    """The chosen trials' scores on a device's test rows, and how each compares with the reference."""
-    data, results = _results(station, device_id, broadcast)
-    rows = scored_rows(data.test, station.dataset.contract)
-    constant, against = constant_errors(data, rows), squared_errors(results[reference], rows)
-    scores = (Score(rows.n, float(constant.sum())), *(score(results[i], rows) for i in chosen))
-    errors = (constant, *(squared_errors(results[i], rows) for i in chosen))
-    return Tested(scores, tuple(paired(each, against) for each in errors))
+@device_task("device-test", "test {errand.name}", "test")
+def device_test(attempt: Attempt[Station]) -> Mapping[str, Tested]:
+    """The scores of chosen trials on a device's test rows, and how each compares with the reference; it is told the last broadcast, which
+    trials are chosen, and which one is the reference."""
+
+    def tested(device_id: str, told: tuple[Broadcast, Sequence[int], int]) -> Tested:
+        broadcast, chosen, reference = told
+        data, results = _results(attempt, device_id, broadcast)
+        rows = scored_rows(data.test, attempt.ground.dataset.contract)
+        constant, against = constant_errors(data, rows), squared_errors(results[reference], rows)
+        scores = (Score(rows.n, float(constant.sum())), *(score(results[i], rows) for i in chosen))
+        errors = (constant, *(squared_errors(results[i], rows) for i in chosen))
+        return Tested(scores, tuple(paired(each, against) for each in errors))
+
+    return _at_the_end(attempt, tested)
 
 
-def _results(station: Station, device_id: str, broadcast: Broadcast) -> tuple[DeviceData, tuple[DeviceResult, ...]]:
-    data, _, memory = settled(station, device_id, broadcast)
-    return data, _trials(station).results(broadcast.down, memory.accepted, data)
+def _at_the_end(attempt: Attempt[Station], ask: Callable[[str, Any], R]) -> dict[str, R]:
+    """What devices answer after the rounds, whose rows they need not keep any longer: a last task more reads them again."""
+    answers = attempt.each(ask, attempt.told)
+    attempt.files.let_go()
+    return answers
+
+
+def _results(attempt: Attempt[Station], device_id: str, broadcast: Broadcast) -> tuple[DeviceData, tuple[DeviceResult, ...]]:
+    device = settled(attempt, device_id, broadcast)
+    return device.data, _trials(attempt.ground).results(broadcast.down, device.memory.accepted, device.data)
 
 
 def _refusal(station: Station, algorithm: AnyAlgorithm, data: DeviceData) -> str | None:

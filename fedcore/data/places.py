@@ -196,6 +196,27 @@ def _next(stream: BinaryIO) -> bytes:
     raise failure
 
 
+def stamps(folder: Place) -> dict[str, str]:
+    """What changes of each thing in a folder when it is written anew, by name, without reading it: size, times and number of a file of this
+    machine; all that an object store says of one.
+
+    Raises
+    ------
+    OSError
+        As the operating system says.
+    """
+    if isinstance(folder, Path):
+        with os.scandir(folder) as found:
+            return {each.name: _stamp(each.stat()) for each in found}
+    with _reached():
+        listed = cast("list[dict[str, Any]]", _fs(folder).ls(folder.path, detail=True))
+    return {each["name"].rstrip("/").rpartition("/")[2]: repr(sorted((name, str(told)) for name, told in each.items())) for each in listed}
+
+
+def _stamp(file: os.stat_result) -> str:
+    return f"{file.st_size} {file.st_mtime_ns} {file.st_ctime_ns} {file.st_dev} {file.st_ino}"
+
+
 def make_folder(path: Place) -> None:
     """Make a folder and those above it, where they are missing. An object store has folders by their files alone.
 

@@ -26,7 +26,7 @@ from fedcore.data.evolution import present_rows, version_of
 from fedcore.data.fitted import Fitted
 from fedcore.data.names import checked_dataset_name, checked_device_id, checked_distinct
 from fedcore.data.parquet import decode, from_table, mark_in
-from fedcore.data.places import Entry, Place, entries, is_file, is_folder, read_file
+from fedcore.data.places import Entry, Place, entries, is_file, is_folder, read_file, stamps
 from fedcore.data.preprocess import DeviceSummary, summarise
 from fedcore.errors import DataError, Misuse, PlaceAway
 from fedcore.rows import DeviceData, Floats
@@ -136,6 +136,24 @@ class Dataset:
         frame, sha256 = self._read(device_id)
         data = prepare(frame, self.contract, f"{PREFIX}{device_id}", self.fitted)
         return data, DeviceCard(device_id, data.train.n, data.validation.n, data.test.n, sha256, told_gaps(frame, self.contract))
+
+    def stamp(self, device_id: str) -> str:
+        """What changes whenever one device's files do, without reading them; empty where they cannot be looked at, which `loaded` says why.
+
+        Raises
+        ------
+        Misuse
+            On an unsafe id.
+        PlaceAway
+            Where an object store does not answer.
+        """
+        try:
+            found = stamps(self.path / f"{PREFIX}{checked_device_id(device_id)}")
+        except PlaceAway:
+            raise
+        except OSError:
+            return ""
+        return hashlib.sha256(repr(sorted((name, told) for name, told in found.items() if _is_part(name))).encode()).hexdigest()
 
     def summary(self, device_id: str, *, gated: bool = True) -> DeviceSummary:
         """What one device tells for the fleet's preprocessing, from its own folder alone; see `summarise`. It raises what `loaded` does."""
@@ -287,10 +305,14 @@ def _partition_files(folder: Place, device_id: str) -> list[str]:
         raise Misuse(f"data set {folder.name!r} has no device {device_id!r}: choose one of its device= folders")
     _stay_inside(folder, partition, partition)
     names = sorted(entry.name for entry in _entries(folder / partition, partition))
-    parts = [name for name in names if name.startswith("part-") and name.endswith(".parquet") and name.isprintable()]
+    parts = [name for name in names if _is_part(name)]
     if not parts:
         raise DataError(f"{partition}: no part-*.parquet: import the device again, or remove its folder")
     return [f"{partition}/{name}" for name in parts]
+
+
+def _is_part(name: str) -> bool:
+    return name.startswith("part-") and name.endswith(".parquet") and name.isprintable()
 
 
 def _entries(folder: Place, where: str) -> list[Entry]:

@@ -90,11 +90,12 @@ def check_trials(settings: RunConfig, candidates: Sequence[Candidate], parts: Se
     from fedcore.trials import Trials
     from flows.fleet import Fleet
     from flows.trials import screened
+    from tasks.cohort import asked
     from tasks.trials import device_screen
 
     algorithm = Trials(tuple(candidate.algorithm for candidate in candidates))
     fleet = Fleet("preflight", settings, dataset.with_fitted(fit_fleet(dataset)), algorithm)
-    screened(fleet, of_all(fleet.device_ids, lambda device_id: device_screen.fn(fleet.station, device_id)), parts)
+    screened(fleet, of_all(fleet.device_ids, lambda device_id: asked(device_screen, fleet.station, device_id)), parts)
 
 
 def run_flow(command: str, settings: DataConfig | None, resume: str | None) -> dict[str, Any]:
@@ -109,9 +110,12 @@ def run_flow(command: str, settings: DataConfig | None, resume: str | None) -> d
         return before
     # Prefect and MLflow take seconds to import; other commands, and settings that are refused, do without.
     from flows.orchestrator import orchestrator
+    from flows.runners import task_runner
     from flows.running import new_run_id
     from tasks.checkpoint import RunFolder
 
+    if isinstance(settings, RunConfig):
+        task_runner(settings)  # one that is not there is refused before a server is started
     workspace = Workspace.find()
     run_id = resume or new_run_id()
     say(f"run {run_id} on data set {settings.dataset}" if settings else f"run {run_id} goes on")

@@ -16,6 +16,12 @@ Rounds = Annotated[int | None, typer.Option(help="The most communication rounds,
 Seed = Annotated[int | None, typer.Option(help="Root of all random numbers, 0 by default.", show_default=False)]
 Participation = Annotated[float | None, typer.Option(help="Share of the fleet drawn each round.", show_default=False)]
 Quorum = Annotated[float | None, typer.Option(help="Share of the drawn devices that must answer.", show_default=False)]
+Runner = Annotated[str | None, typer.Option(help="thread, process, dask or ray; thread by default.", show_default=False)]
+DaskAddress = Annotated[str | None, typer.Option(help="A Dask scheduler, by default a cluster of the run's own.", show_default=False)]
+RayAddress = Annotated[str | None, typer.Option(help="A Ray cluster, by default one of the run's own.", show_default=False)]
+DevicesPerTask = Annotated[
+    int | None, typer.Option(help="How many devices share a Prefect task; 1 in fleets of up to 1,000 by default.", show_default=False)
+]
 Target = Annotated[str | None, typer.Option(help="A target of the contract, in place of its own.", show_default=False)]
 TargetScaling = Annotated[str | None, typer.Option(help="none, train or own, in place of the contract's.", show_default=False)]
 Experiment = Annotated[str | None, typer.Option(help="MLflow experiment, by default the data set's name.", show_default=False)]

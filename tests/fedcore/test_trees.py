@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as npst
 
 from fedcore import Misuse
 from fedcore.testing import equal
-from fedcore.trees import STRUCTURE, dump, from_npz, load, npz, pack, unpack
+from fedcore.trees import STRUCTURE, dump, dump_all, from_npz, load, load_all, npz, pack, unpack
 
 
 class Leaf(NamedTuple):
@@ -70,6 +70,29 @@ def test_round_trip_as_one_array_a_type(number: float, count: int, flag: bool, w
             other.array.flags.c_contiguous,
             other.array.flags.f_contiguous,
         )
+
+
+@given(st.lists(st.tuples(st.floats(), st.sampled_from("ab"), arrays, st.booleans()), min_size=1, max_size=6))
+def test_round_trip_of_several(parts: list[tuple[float, str, np.ndarray, bool]]) -> None:
+    """Of one form and of several, with and without a part, and stored by rows and by columns."""
+    trees = [
+        (Tree(number, len(word), flag, word, Leaf(array if flag else np.asfortranarray(array))), Leaf(array) if flag else None, ())
+        for number, word, array, flag in parts
+    ]
+    back = load_all(dump_all(trees))
+    assert len(back) == len(trees)
+    for one, other in zip(back, trees, strict=True):
+        leaves, expected = ({name: leaf for name, leaf in pack(tree).items() if name != STRUCTURE} for tree in (one, other))
+        assert leaves.keys() == expected.keys()
+        assert all((leaves[name].tobytes(), leaves[name].dtype) == (leaf.tobytes(), leaf.dtype) for name, leaf in expected.items())
+        assert one[0].leaf.array.flags.f_contiguous == other[0].leaf.array.flags.f_contiguous
+    assert load_all(dump(trees[0]))[0][0].word == trees[0][0].word
+
+
+def test_states_of_one_form_share_their_arrays() -> None:
+    """A file of a hundred has hardly more entries than one of two."""
+    few, many = (from_npz(dump_all([(Leaf(np.full(3, i)), i) for i in range(m)])) for m in (2, 100))
+    assert str(few["layout"]).count("array") == str(many["layout"]).count("array")
 
 
 def test_a_damaged_dump_is_named_misuse() -> None:

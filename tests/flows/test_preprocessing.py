@@ -24,6 +24,7 @@ from flows.config import TrainConfig, read_config
 from flows.fleet import Fleet
 from flows.orchestrator import Orchestrator
 from flows.train import train
+from tasks.cohort import asked
 from tasks.device import device_finalize, device_update
 
 OPEN = {"parameters": 0.5}  # seven columns, and as few as 14 rows
@@ -104,17 +105,17 @@ def test_a_run_that_goes_on_keeps_its_preprocessing(
     """A partition that changes in mid-run silences its device; it does not move the others' columns."""
     dataset = clinics()
     expected = fit_fleet(dataset)
-    original, reads = Dataset.loaded, {"all": 0}
+    original, reads = Dataset.stamp, {"all": 0}
 
-    def loaded(dataset: Dataset, device_id: str) -> Any:
+    def stamp(dataset: Dataset, device_id: str) -> Any:
         reads["all"] += 1
         if reads["all"] > 10:
             raise RuntimeError
         return original(dataset, device_id)
 
-    monkeypatch.setattr(Dataset, "loaded", loaded)
+    monkeypatch.setattr(Dataset, "stamp", stamp)
     assert run(home, read_config({"dataset": "clinics", "rounds": 3}))["outcome"] == "quorum_lost"
-    monkeypatch.setattr(Dataset, "loaded", original)
+    monkeypatch.setattr(Dataset, "stamp", original)
     (dataset.path / "device=c/part-0.parquet").write_bytes((dataset.path / "device=d/part-0.parquet").read_bytes())
     assert fit_fleet(dataset) != expected
     assert run(home, None)["outcome"] == "completed"
@@ -208,7 +209,7 @@ def test_rounds_of_too_few_devices_are_refused_before_the_start(
     station = Fleet("run", config, dataset.with_fitted(fit_fleet(dataset)), config.build_algorithm()).station
     for task, more in ((device_update, ()), (device_finalize, ([],))):
         with pytest.raises(DeviceRefusal, match=r"^device=a: the round's 2 devices are fewer than \[disclosure\] devices = 3: raise"):
-            task.fn(station, "a", Broadcast(1, 2, None, None), *more)
+            asked(task, station, "a", Broadcast(1, 2, None, None), *more)
 
 
 def test_a_round_of_too_few_answers_does_not_count(

@@ -734,14 +734,16 @@ from pathlib import Path
 from fedcore import Hm1, Separate
 from fedcore.algorithm import FleetSpec
 from fedcore.data import open_dataset
-from tasks.device import Station, device_check, device_enrol
+from tasks.cohort import asked
+from tasks.device import device_check, device_enrol
+from tasks.ground import Station
 
 dataset = open_dataset(Path(sys.argv[1]), "many")
 ids = dataset.device_ids
 station = Station("run", dataset, Separate(), FleetSpec(ids, len(dataset.design_names)), 0)
 dataset.load(ids[0])
 device_check(station, ids[0])
-device_enrol.fn(station, ids[0], None)
+asked(device_enrol, station, ids[0], None)
 
 looked, inside = [], False
 
@@ -755,7 +757,7 @@ for name, act in {
     "load": lambda: dataset.load("0042"),
     "summary": lambda: dataset.summary("0042"),
     "check": lambda: device_check(station, "0042"),
-    "enrol": lambda: device_enrol.fn(station, "0042", None),
+    "enrol": lambda: asked(device_enrol, station, "0042", None),
 }.items():
     looked.clear()
     inside = True

@@ -1,0 +1,92 @@
+"""What device tasks run on: threads or processes of this machine, or the workers of a Dask or Ray cluster."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar, cast
+
+from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
+from prefect.futures import PrefectConcurrentFuture
+from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
+
+from fedcore.errors import Misuse
+from flows.config import RunConfig
+from flows.workspace import Workspace
+from tasks.checkpoint import RunFolder
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+THREADS: Any = ThreadPoolTaskRunner(max_workers=4)
+"""Device tasks at a time. Their arithmetic is short, and more threads only queue for the interpreter."""
+
+EXTRAS = {"dask": ("prefect_dask", "DaskTaskRunner"), "ray": ("prefect_ray", "RayTaskRunner")}
+
+
+class Processes(ProcessPoolTaskRunner):
+    """Processes of this machine. A pool that has lost one takes no further tasks, and is replaced by a new one."""
+
+    def submit(self, *args: Any, **kwargs: Any) -> PrefectConcurrentFuture[Any]:
+        if self._executor is not None and self._executor._broken:  # pyright: ignore[reportAttributeAccessIssue]
+            self.__exit__(None, None, None)
+            self.__enter__()
+        return super().submit(*args, **kwargs)
+
+
+def task_runner(config: RunConfig) -> TaskRunner[Any]:
+    """What a run's device tasks are to run on; it is not started.
+
+    Raises
+    ------
+    Misuse
+        Where its package is not installed, or an address is given for another one.
+    """
+    addresses = {"dask": config.dask_address, "ray": config.ray_address}
+    for kind, address in addresses.items():
+        if address is not None and kind != config.runner:
+            raise Misuse(f"{kind}_address is of no use to runner {config.runner}: give runner {kind} too, or leave it out")
+    if config.runner == "thread":
+        return THREADS.duplicate()
+    if config.runner == "process":
+        return Processes()
+    module, name = EXTRAS[config.runner]
+    try:
+        kind = getattr(import_module(module), name)
+    except ImportError:
+        raise Misuse(f"runner {config.runner} needs {module.replace('_', '-')}: install fedlin with its extra {config.runner}") from None
+    address = addresses[config.runner]
+    if config.runner == "dask" and address is None:
+        return kind(cluster_kwargs={"threads_per_worker": 1, "dashboard_address": None})
+    return kind(address=address)
+
+
+def on_runner(function: F) -> F:
+    """Make a flow's function start the runner that its configuration asks for, and its tasks use it; put it below `@flow`.
+
+    The function takes `config` and `run_id`; a run that goes on has the configuration that it began with.
+    """
+
+    @functools.wraps(function)
+    def running(config: RunConfig | None = None, run_id: str | None = None) -> State[None]:
+        context = FlowRunContext.get()
+        asked = config or _given(str(run_id))
+        if asked is None or asked.runner == "thread" or context is None:
+            return function(config, run_id)
+        with task_runner(asked) as runner, context.model_copy(update={"task_runner": runner}):
+            return function(config, run_id)
+
+    # Prefect looks names in annotations up where a function was written, and this one was written here.
+    cast(Any, running).__signature__ = inspect.signature(function, eval_str=True)
+    return cast(F, running)
+
+
+def _given(run_id: str) -> RunConfig | None:
+    """What a run that has begun was asked for; None where there is none, which the flow says itself."""
+    try:
+        given = RunFolder(Workspace.find().runs / run_id).read_json("config.json")["given"]
+        return RunConfig.model_validate({name: value for name, value in given.items() if name in RunConfig.model_fields})
+    except (Misuse, KeyError, TypeError, ValueError):
+        return None

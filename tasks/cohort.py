@@ -1,0 +1,261 @@
+"""One task for several devices, of which each fails alone.
+
+A device on its own is a cohort of one. What leaves a task are the devices' answers, and a `DeviceFailure` for each that has none: it says
+where and of what kind, never what the failing code said, since such text quotes data. The full traceback is written beside the device's
+state, for whoever may read its rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.runtime import task_run
+from prefect.tasks import exponential_backoff
+
+from fedcore.data.places import make_folder, write_durably
+from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, PlaceAway
+from tasks.ground import Ground, Owner
+from tasks.keeping import Keeping
+
+G = TypeVar("G", bound=Ground)
+A = TypeVar("A")
+B = TypeVar("B")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RETRIES = 2
+
+
+class Errand:
+    """What a task has to do, and what has come of it so far: one that is tried again finds here whom it still has to ask. (A plain class,
+    which Prefect does not look into, and hands to every try as it is.)
+
+    Attributes
+    ----------
+    owner
+        The device that works on its own, or the number of the cohort.
+    told
+        What each device is told, by id.
+    answers, failed
+        What devices have answered, and why others have not.
+    """
+
+    def __init__(self, owner: Owner, told: Mapping[str, tuple[Any, ...]]) -> None:
+        self.owner = owner
+        self.told = told
+        self.answers: dict[str, Any] = {}
+        self.failed: dict[str, DeviceFailure] = {}
+
+    @property
+    def name(self) -> str:
+        """How Prefect is to call whom it is about."""
+        return self.owner if isinstance(self.owner, str) else f"cohort {self.owner:05} ({len(self.told)} devices)"
+
+    @property
+    def round_num(self) -> int:
+        """The round, where devices are told of one."""
+        return next(iter(self.told.values()))[0].round_num
+
+
+class Answered:
+    """What has come of an errand: answers, and why other devices have none, by id. (A plain class, as above.)"""
+
+    def __init__(self, answers: Mapping[str, Any], failed: Mapping[str, DeviceFailure]) -> None:
+        self.answers = answers
+        self.failed = failed
+
+
+class CohortFailure(FedlinError):
+    """Devices of a cohort have not answered; `failed` says why, by id."""
+
+    def __init__(self, failed: Mapping[str, DeviceFailure], asked: int) -> None:
+        super().__init__(failed, asked)
+        self.failed = failed
+        self.asked = asked
+
+    def __str__(self) -> str:
+        return f"{len(self.failed)} of {self.asked} devices: {next(iter(self.failed.values()))}"
+
+
+class Attempt(Generic[G]):
+    """One try at the devices of an errand that have not answered.
+
+    Attributes
+    ----------
+    ground
+        Where it works.
+    stage
+        What it does, for people.
+    told
+        What each of these devices is told.
+    failed
+        Why some have dropped out; the methods below go on without them.
+    files
+        What they keep.
+    """
+
+    def __init__(self, ground: G, stage: str, owner: Owner, told: Mapping[str, tuple[Any, ...]]) -> None:
+        self.ground = ground
+        self.stage = stage
+        self.told = told
+        self.failed: dict[str, DeviceFailure] = {}
+        self.files = Keeping(ground, owner)
+
+    def each(self, function: Callable[[str, A], B], of: Mapping[str, A]) -> dict[str, B]:
+        """What a function gives for one device after the other; those for whom it raises drop out."""
+        found: dict[str, B] = {}
+        run = sealed(self.stage)(lambda _, device_id: function(device_id, of[device_id]))
+        for device_id in of:
+            try:
+                found[device_id] = run(self.ground, device_id)
+            except DeviceFailure as failure:
+                self.failed[device_id] = failure.with_traceback(None)  # whose frames hold rows
+        return found
+
+    def together(
+        self, all_at_once: Callable[[Sequence[str], Sequence[A]], Sequence[B]], one: Callable[[str, A], B], of: Mapping[str, A]
+    ) -> dict[str, B]:
+        """What a function gives for all devices at once. Where it raises, `one` is called for one after the other, so that nobody drops out
+        for another's reason."""
+        if len(of) > 1:
+            try:
+                return dict(zip(of, all_at_once(list(of), list(of.values())), strict=True))
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # it is met again below, and sealed
+                pass
+        return self.each(one, of)
+
+    def whole(self, function: Callable[[], None], of: Mapping[str, A]) -> dict[str, A]:
+        """The same devices after a function that concerns the file of them all; nobody is left where it raises."""
+        failure: list[BaseException] = []
+        try:
+            function()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            failure.append(error)
+
+        def again(device_id: str, item: A) -> A:
+            if failure:
+                raise failure[0]
+            return item
+
+        return self.each(again, of) if failure else dict(of)
+
+
+def sealed(stage: str) -> Callable[[Callable[Concatenate[G, str, P], R]], Callable[Concatenate[G, str, P], R]]:
+    """Let no exception of a device's own leave it: only its kind, and the texts of fedlin's own errors, which hold no
+    values."""
+
+    def decorate(function: Callable[Concatenate[G, str, P], R]) -> Callable[Concatenate[G, str, P], R]:
+        @functools.wraps(function)
+        def run(ground: G, device_id: str, *args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(ground, device_id, *args, **kwargs)
+            except DeviceFailure as error:
+                failure = type(error)(f"device {device_id}: {error}")
+            except DataError as error:  # it names the device's own file
+                failure = DeviceRefusal(str(error))
+            except PlaceAway as error:
+                failure = DeviceFailure(f"device {device_id}: {error}")
+            except FedlinError as error:
+                failure = DeviceRefusal(f"device {device_id}: {error}")
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # polars' panics and a library's exit too: whatever it says may quote rows
+                kept = _keep_traceback(ground, device_id)
+                failure = DeviceFailure(f"device {device_id}: {type(error).__name__} in its {stage}; {kept}")
+            # Raised out here the failure has no context, so nothing that formats or pickles it can reach the original.
+            raise failure
+
+        return run
+
+    return decorate
+
+
+def _keep_traceback(ground: Ground, device_id: str) -> str:
+    name = f"{ground.run_id}.error.txt"
+    try:
+        folder = ground.state_folder(device_id)
+        make_folder(folder)
+        write_durably(folder / name, traceback.format_exc().encode(errors="replace"))
+    except OSError:
+        return "its folder cannot be written, so the details are lost"
+    return f"the details are in its own folder, .fedlin/{name}"
+
+
+def _may_pass(failure: object) -> bool:
+    if isinstance(failure, CohortFailure):
+        return any(map(_may_pass, failure.failed.values()))
+    return not isinstance(failure, DeviceRefusal)
+
+
+def _worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
+    return _may_pass(state.result(raise_on_failure=False))
+
+
+def device_task(
+    name: str, run_name: str, stage: str
+) -> Callable[[Callable[[Attempt[Any]], Mapping[str, Any]]], Task[[Ground, Errand], Answered]]:
+    """Make a Prefect task of what is done at the devices of an `Attempt`, which returns their answers.
+
+    The task takes the ground and an errand. It is tried again, for the devices whose
+    failure may pass, and fails where none of its devices has answered.
+
+    Parameters
+    ----------
+    name, run_name
+        As Prefect is to call it, and each run of it.
+    stage
+        What it does, for people.
+    """
+
+    def decorate(work: Callable[[Attempt[Any]], Mapping[str, Any]]) -> Task[[Ground, Errand], Answered]:
+        @task(
+            name=name,
+            task_run_name=run_name,
+            description=work.__doc__,
+            retries=RETRIES,
+            retry_delay_seconds=exponential_backoff(backoff_factor=1),
+            retry_jitter_factor=0.5,
+            retry_condition_fn=_worth_retrying,
+            # Inputs hold messages and results hold estimates: hashing or storing them would cost more than the step itself.
+            cache_policy=NO_CACHE,
+            persist_result=False,
+        )
+        def run(ground: Ground, errand: Errand) -> Answered:
+            _carry_out(work, stage, ground, errand)
+            again = any(map(_may_pass, errand.failed.values())) and (task_run.run_count or RETRIES + 1) <= RETRIES
+            if not errand.failed or (errand.answers and not again):
+                return Answered(errand.answers, errand.failed)
+            # From here, with nothing in reach that a device has read or raised.
+            raise next(iter(errand.failed.values())) if len(errand.told) == 1 else CohortFailure(errand.failed, len(errand.told))
+
+        return run
+
+    return decorate
+
+
+def _carry_out(work: Callable[[Attempt[Any]], Mapping[str, Any]], stage: str, ground: Ground, errand: Errand) -> None:
+    """One try, at the devices whose answer is not there and may come."""
+    tried = {device_id for device_id in errand.told if device_id not in errand.answers and _may_pass(errand.failed.get(device_id))}
+    attempt = Attempt(ground, stage, errand.owner, {device_id: told for device_id, told in errand.told.items() if device_id in tried})
+    errand.answers |= work(attempt)
+    errand.failed = {device_id: why for device_id, why in errand.failed.items() if device_id not in tried} | attempt.failed
+
+
+def asked(device: Task[[Ground, Errand], Answered], ground: Ground, device_id: str, *told: Any) -> Any:
+    """What one device answers to a task outside of a run.
+
+    Raises
+    ------
+    DeviceFailure
+        Where it cannot.
+    """
+    return device.fn(ground, Errand(device_id, {device_id: told})).answers[device_id]

@@ -1,0 +1,135 @@
+"""What devices keep between tasks, in files: their state, and their rows as they were read.
+
+A device on its own keeps both in `.fedlin` below its own folder. Devices of a cohort, which one task opens together, keep them in one file
+each below the data set's folder, `.fedlin/<run_id>/cohort-00012.npz` and `.rows.npz`: thousands of small files would cost more than
+the steps.
+Files are replaced whole, and a receipt says which of two states counts, so one that is written twice, or not at all, does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from fedcore.data.places import Place, discard, entries, make_folder, read_file, write_durably
+from fedcore.errors import DeviceRefusal, Misuse, PlaceAway
+from fedcore.receipts import Memory
+from fedcore.rows import DeviceData
+from fedcore.trees import dump_all, load_all
+from tasks.ground import Ground, Owner
+
+STATE, ROWS = ".npz", ".rows.npz"
+
+
+class Kept(NamedTuple):
+    """A device's state: whose it is, the fingerprint of the rows that it was made from, and its memory."""
+
+    device: str
+    fingerprint: str
+    memory: Memory
+
+
+class Held(NamedTuple):
+    """A device's partition as it was read: whose it is, the files' stamp then (`Dataset.stamp`), their fingerprint, and the rows."""
+
+    device: str
+    stamp: str
+    fingerprint: str
+    data: DeviceData
+
+
+class Keeping:
+    """The files of one owner, as one task sees them: each is read once, when it is first asked for."""
+
+    def __init__(self, ground: Ground, owner: Owner) -> None:
+        self._ground = ground
+        self._owner = owner
+        self._read: dict[tuple[str, Owner, str], dict[str, Any]] = {}
+
+    def recall(self, device_id: str, run_id: str | None = None, owner: Owner | None = None) -> Kept:
+        """What a device keeps of a run, by default of this one.
+
+        Raises
+        ------
+        DeviceRefusal
+            Where that is missing, damaged, or another device's.
+        """
+        run_id = run_id or self._ground.run_id
+        try:
+            found: dict[str, Kept] = self._content(run_id, self._owner if owner is None else owner, STATE)
+        except PlaceAway:
+            raise
+        except (Misuse, OSError):
+            found = {}
+        if device_id in found:
+            return found[device_id]
+        if len(found) == 1:
+            raise DeviceRefusal(f"its folder holds the state of device {next(iter(found))}: give the folders their names back")
+        refusal = f"its state of run {run_id} is missing or damaged: restore the device's .fedlin folder, or start a new run"
+        raise DeviceRefusal(refusal)
+
+    def held(self, device_id: str) -> Held | None:
+        """The rows of a device as they were last read, None where they are not kept."""
+        try:
+            return self._content(self._ground.run_id, self._owner, ROWS).get(device_id)
+        except (Misuse, OSError):  # they can always be read again
+            return None
+
+    def keep(self, kept: Iterable[Kept]) -> None:
+        """Replace the states of some of the owner's devices.
+
+        Raises
+        ------
+        OSError
+            As the operating system says; all are then as they were.
+        """
+        self._replace(STATE, {each.device: each for each in kept})
+
+    def hold(self, held: Iterable[Held]) -> None:
+        """Keep rows that were read, where there is room for them, and those of no other run: each would read its own again."""
+        folder = self._file(self._ground.run_id, self._owner, ROWS).parent
+        with suppress(OSError):
+            for old in self._of_other_runs(folder):
+                discard(old)
+            self._replace(ROWS, {each.device: each for each in held})
+
+    def let_go(self) -> None:
+        """Delete the rows: the run is over for these devices. What cannot be deleted goes with the next run."""
+        with suppress(OSError):
+            discard(self._file(self._ground.run_id, self._owner, ROWS))
+
+    def forget(self) -> None:
+        """Delete all that is kept of the run."""
+        for suffix in (STATE, ROWS):
+            discard(self._file(self._ground.run_id, self._owner, suffix))
+
+    def _of_other_runs(self, folder: Place) -> list[Place]:
+        if isinstance(self._owner, str):
+            own = f"{self._ground.run_id}{ROWS}"
+            return [folder / each.name for each in entries(folder) if each.name.endswith(ROWS) and each.name != own]
+        name = self._file(self._ground.run_id, self._owner, ROWS).name
+        return [folder.parent / each.name / name for each in entries(folder.parent) if each.name != self._ground.run_id]
+
+    def _replace(self, suffix: str, new: Mapping[str, Any]) -> None:
+        if not new:
+            return
+        found: dict[str, Any] = {}
+        if isinstance(self._owner, int):
+            with suppress(FileNotFoundError, Misuse):  # before the first, or damaged: those in it are told so when they are asked for
+                found = self._content(self._ground.run_id, self._owner, suffix)
+        content, file = {**found, **new}, self._file(self._ground.run_id, self._owner, suffix)
+        make_folder(file.parent)
+        write_durably(file, dump_all(list(content.values())))
+        self._read[self._ground.run_id, self._owner, suffix] = content
+
+    def _content(self, run_id: str, owner: Owner, suffix: str) -> dict[str, Any]:
+        of = run_id, owner, suffix
+        if of not in self._read:
+            self._read[of] = {each.device: each for each in load_all(read_file(self._file(*of)))}
+        return self._read[of]
+
+    def _file(self, run_id: str, owner: Owner, suffix: str) -> Place:
+        if isinstance(owner, str):
+            return self._ground.state_folder(owner) / f"{run_id}{suffix}"
+        return self._ground.dataset.path / ".fedlin" / run_id / f"cohort-{owner:05}{suffix}"

@@ -1,0 +1,274 @@
+"""Several devices in one task: nothing changes but the number of tasks and files, and each device still fails alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import TaskRun
+
+import fedcore.data.store as store
+from fedcore import Eb, Hm1, Misuse
+from fedcore.data import Dataset
+from fedcore.errors import DataError, PlaceAway
+from flows.compare import compare
+from flows.config import TrainConfig, read_config
+from flows.fleet import automatic
+from flows.orchestrator import Orchestrator
+from flows.searches import CompareConfig
+from flows.train import train
+from tasks.checkpoint import RunFolder
+from tasks.keeping import Keeping
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "hm1": {"rounds": 4},
+    "hm1, minibatch, part of the fleet": {"rounds": 5, "participation": 0.5, "seed": 3, "options": {"batch": 3}},
+    "eb, part of the fleet": {"rounds": 4, "algorithm": "eb", "participation": 0.5},
+    "ditto": {"rounds": 4, "algorithm": "ditto", "options": {"batch": 3}},
+    "hm2": {"rounds": 4, "algorithm": "hm2"},
+    "pooled": {"algorithm": "pooled"},
+}
+
+
+def run(home: Path, config: TrainConfig | None, run_id: str) -> dict[str, Any]:
+    train(config, run_id=run_id, return_state=True)
+    return json.loads((home / "runs" / run_id / "result.json").read_text())
+
+
+def ledger(home: Path, run_id: str) -> list[dict[str, Any]]:
+    return json.loads(str(np.load(home / "runs" / run_id / "checkpoint.npz")["ledger"]))["history"]
+
+
+def found(home: Path, run_id: str) -> tuple[list[str], np.ndarray]:
+    with np.load(home / "runs" / run_id / "results/theta.npz") as stored:
+        return stored["devices"].tolist(), stored["Theta"]
+
+
+FIGURES = ("a_rmse", "a_rmse_separate", "uplink_bytes", "downlink_bytes", "rounds", "outcome", "message", "devices_missing")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equal_to_a_task_a_device_to_the_bit(variant: str, server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
+    fleet()
+    one, shared = (run(home, read_config({"dataset": "small", "devices_per_task": n, **VARIANTS[variant]}), f"of-{n}") for n in (1, 2))
+    assert {name: one[name] for name in FIGURES} == {name: shared[name] for name in FIGURES}
+    assert found(home, "of-1")[0] == found(home, "of-2")[0]
+    np.testing.assert_array_equal(found(home, "of-1")[1], found(home, "of-2")[1])
+    assert one["task_runs"] > shared["task_runs"]
+
+
+def test_tasks_and_files_are_those_of_cohorts(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
+    dataset = fleet()
+    result = run(home, read_config({"dataset": "small", "rounds": 2, "devices_per_task": 2}), "run")
+    assert result["task_runs"] == 3 + 2 * (3 + 1) + 3
+    assert server.drain(result["flow_run_id"], result["task_runs"]) == {"COMPLETED": result["task_runs"]}
+    names = [each.name for each in task_runs(result["flow_run_id"])]
+    assert {"enrol cohort 00000 (2 devices)", "round 2 cohort 00002 (1 devices)", "finalize cohort 00001 (2 devices)"} <= set(names)
+    assert sorted(str(each.relative_to(dataset.path)) for each in dataset.path.glob("**/.fedlin/**/*.npz")) == [
+        f".fedlin/run/cohort-0000{c}.npz" for c in range(3)
+    ], "a file a cohort, and the rows are gone"
+    assert json.loads((home / "runs/run/manifest.json").read_text())["devices_per_task"] == 2
+
+
+def task_runs(flow_run_id: str) -> list[TaskRun]:
+    with get_client(sync_client=True) as client:
+        return client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id])))
+
+
+def test_large_fleets_go_into_a_hundred_cohorts() -> None:
+    assert [automatic(K) for K in (2, 1000, 1001, 10_000, 100_000)] == [1, 1, 11, 100, 1000]
+    with pytest.raises(Misuse, match="devices_per_task: input should be greater than or equal to 1, got 0"):
+        read_config({"dataset": "small", "devices_per_task": 0})
+
+
+def test_a_device_fails_alone_and_only_it_is_tried_again(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a batch with others: device b always, device c once; the failure of either would end the batch of all."""
+    dataset = fleet()
+    always, once = dataset.load("b").train.n, dataset.load("c").train.n
+    batches, singles = Hm1.local_steps, Hm1.local_step
+    seen: list[int] = []
+
+    def local_steps(self: Hm1, downs: Any, devices: Any, datas: Any, rngs: Any) -> Any:
+        if len(datas) > 1 and {always, once} & {data.train.n for data in datas}:
+            raise ValueError("row 987654.321")
+        return batches(self, downs, devices, datas, rngs)
+
+    def local_step(self: Hm1, down: Any, device: Any, data: Any, rng: Any) -> Any:
+        seen.append(data.train.n)
+        if data.train.n == always or (data.train.n == once and seen.count(once) == 1):
+            raise ValueError("row 987654.321")
+        return singles(self, down, device, data, rng)
+
+    monkeypatch.setattr(Hm1, "local_steps", local_steps)
+    monkeypatch.setattr(Hm1, "local_step", local_step)
+    result = run(home, read_config({"dataset": "small", "rounds": 1, "devices_per_task": 5}), "run")
+    assert [each["silent"] for each in ledger(home, "run")] == [["b"]]
+    assert {name: seen.count(dataset.load(name).train.n) for name in "abcde"} == {"a": 1, "b": 3, "c": 2, "d": 1, "e": 1}
+    assert found(home, "run")[0] == list("abcde"), "whoever was silent has a result from before"
+    assert "987654.321" in (dataset.path / "device=b/.fedlin/run.error.txt").read_text()
+    told = capfd.readouterr().err
+    assert "no answer, device b: ValueError in its local step; the details are in its own folder, .fedlin/run.error.txt" in told
+    assert "987654" not in told
+    server.drain(result["flow_run_id"], result["task_runs"])
+    runs = task_runs(result["flow_run_id"])
+    assert "987654" not in "".join(each.model_dump_json() for each in runs)
+    assert {each.name: each.run_count for each in runs if each.name.startswith("round")} == {"round 1 cohort 00000 (5 devices)": 3}
+    assert all(each.state and each.state.is_completed() for each in runs), "a task fails where none of its devices answers"
+
+
+def test_where_no_device_of_a_cohort_answers_its_task_fails_with_each_ones_reason(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet()
+    original, asked = Dataset.loaded, dict.fromkeys("abcde", 0)
+
+    def loaded(dataset: Dataset, device_id: str) -> Any:
+        asked[device_id] += 1
+        if device_id == "a":
+            raise PlaceAway("TimeoutError")
+        if device_id == "b":
+            raise DataError("device=b/part-0.parquet: 1 row has no target: mend it")
+        return original(dataset, device_id)
+
+    monkeypatch.setattr(Dataset, "loaded", loaded)
+    state = train(read_config({"dataset": "small", "devices_per_task": 2}), run_id="run", return_state=True)
+    refusal = state.result(raise_on_failure=False)
+    assert str(refusal).startswith("2 of 5 devices cannot take part: device a: the object store cannot be used now (TimeoutError)")
+    assert asked == {"a": 3, "b": 1, "c": 1, "d": 1, "e": 1}
+    assert not list(home.glob("datasets/**/*.npz")), "what others have kept is cleared up"
+
+
+def test_a_file_that_cannot_be_written_silences_its_cohort_alone(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """For one round; then all goes on from the states that are there."""
+    fleet()
+    config = read_config({"dataset": "small", "rounds": 3, "algorithm": "eb", "devices_per_task": 2})
+    original, writes = Keeping.keep, {"of b": 0}
+
+    def keep(self: Keeping, kept: Any) -> None:
+        kept = list(kept)
+        writes["of b"] += any(each.device == "b" for each in kept)
+        if any(each.device == "b" for each in kept) and writes["of b"] in (3, 4, 5):  # enrolment, the first round, then all tries
+            raise OSError(28, "No space left on device")
+        original(self, kept)
+
+    monkeypatch.setattr(Keeping, "keep", keep)
+    result = run(home, config, "run")
+    assert [each["silent"] for each in ledger(home, "run")][:3] == [[], ["a", "b"], []]
+    assert (result["outcome"], result["devices_missing"]) == ("completed", [])
+    assert "device b: OSError in its local step" in capfd.readouterr().err
+
+
+def test_a_run_that_stopped_goes_on_with_its_cohorts(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its devices are in the files that they were in, and it ends where one ends that nobody has disturbed."""
+    fleet()
+    config = read_config({"dataset": "small", "rounds": 4, "algorithm": "eb", "devices_per_task": 2})
+    run(home, config, "straight")
+    original, steps = Eb.local_steps, {"all": 0}
+
+    def local_steps(*args: Any) -> Any:
+        steps["all"] += 1
+        if steps["all"] > 7:
+            raise Misuse("will not")
+        return original(*args)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Eb, "local_steps", local_steps)
+        assert run(home, config, "run")["outcome"] == "quorum_lost"
+    assert run(home, None, "run")["outcome"] == "completed"
+    np.testing.assert_array_equal(found(home, "run")[1], found(home, "straight")[1])
+
+
+def test_a_run_goes_on_from_one_with_other_cohorts(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
+    fleet()
+    ends: list[np.ndarray] = []
+    for first, then in ((1, 1), (2, 3), (3, 1)):
+        settings = {"dataset": "small", "rounds": 3, "algorithm": "eb"}
+        run(home, read_config({**settings, "devices_per_task": first}), f"first-{first}-{then}")
+        config = read_config({**settings, "devices_per_task": then, "parent": f"first-{first}-{then}", "devices": list("abcde")[1:]})
+        train(config, run_id=f"then-{first}-{then}", return_state=True)
+        ends.append(found(home, f"first-{first}-{then}")[1])
+    np.testing.assert_array_equal(ends[0], ends[1])
+    np.testing.assert_array_equal(ends[0], ends[2])
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+@pytest.mark.parametrize("algorithm", ["hm1", "eb"])
+def test_a_partition_is_read_once_a_run(
+    shared: int, algorithm: str, server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = fleet()
+    original, read = store._read, []
+
+    def reading(folder: Any, where: str) -> bytes:
+        read.append(where)
+        return original(folder, where)
+
+    monkeypatch.setattr(store, "_read", reading)
+    result = run(home, read_config({"dataset": "small", "rounds": 4, "algorithm": algorithm, "devices_per_task": shared}), "run")
+    assert result["rounds"] >= 4
+    assert sorted(read) == [f"device={device_id}/part-0.parquet" for device_id in dataset.device_ids]
+    assert not list(dataset.path.glob("**/*.rows.npz")), "what was kept of it dies with the run"
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+def test_a_partition_that_changes_is_noticed_in_the_next_round(
+    shared: int, server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where size and time of change are as before; a file that is the same, written anew, does no harm."""
+    dataset = fleet((12, 12, 12, 12))
+    save = RunFolder.save
+
+    def changing(folder: RunFolder, checkpoint: Any) -> None:
+        save(folder, checkpoint)
+        if checkpoint.state.round_num == 2:
+            part, same = dataset.path / "device=b/part-0.parquet", dataset.path / "device=c/part-0.parquet"
+            before = part.stat()
+            content = bytearray(part.read_bytes())
+            content[len(content) // 2] ^= 1
+            part.write_bytes(content)
+            os.utime(part, ns=(before.st_atime_ns, before.st_mtime_ns))
+            assert (part.stat().st_size, part.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+            same.write_bytes(same.read_bytes())
+
+    monkeypatch.setattr(RunFolder, "save", changing)
+    run(home, read_config({"dataset": "small", "rounds": 4, "devices_per_task": shared}), "run")
+    assert [each["silent"] for each in ledger(home, "run")] == [[], [], ["b"], ["b"]]
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+def test_rows_of_a_run_that_was_killed_go_with_the_next(
+    shared: int, server: Orchestrator, home: Path, fleet: Callable[..., Dataset]
+) -> None:
+    dataset = fleet()
+    config = read_config({"dataset": "small", "rounds": 1, "devices_per_task": shared})
+    left = [dataset.path / (f"device={name}/.fedlin/dead.rows.npz" if shared == 1 else f".fedlin/dead/cohort-0000{c}.rows.npz")
+            for c, name in enumerate("abc")]  # fmt: skip
+    for file in left:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"rows")
+    run(home, config, "run")
+    assert [file for file in left if file.exists()] == []
+
+
+def test_compare_in_cohorts(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
+    dataset = fleet(validation=6)
+    told: list[Any] = []
+    for shared in (1, 2):
+        config = CompareConfig(dataset="small", rounds=2, algorithms=("separate", "hm1"), budget=2, devices_per_task=shared)
+        compare(config, run_id=f"of-{shared}", return_state=True)
+        told.append(json.loads((home / f"runs/of-{shared}/result.json").read_text())["methods"])
+    assert told[0] == told[1]
+    assert not list(dataset.path.glob("**/*.rows.npz"))
