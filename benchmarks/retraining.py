@@ -1,7 +1,7 @@
 """Seconds from the event that a device was added to the champion's next version, step by step, on a stack that is up.
 
-`make stack && make deploy && . .stack/env && .venv/bin/python -m benchmarks.retraining`. It makes a data set of its own, trains its first champion
-for one round, and adds two devices: the first retraining finds a better model, the second one may not.
+`make stack && make deploy && . .stack/env && .venv/bin/python -m benchmarks.retraining`. It makes a data set of its own, trains its
+first champion for one round, and adds two devices: the first retraining finds a better model, the second one may not.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from flows.events import tell_added
 from flows.workspace import Workspace
 
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
+
+LAG = 10
+"""Seconds that Prefect's records of tasks may come late."""
 
 
 def ask(path: str, **document: Any) -> Any:
@@ -64,7 +67,7 @@ def timeline(run: dict[str, Any], begun: float) -> dict[str, float]:
         for name, moment, choose in (("first", task["start_time"], min), ("last", task["end_time"], max)):
             key = f"{name} {kind}"
             told[key] = choose(told.get(key, after(moment, begun)), after(moment, begun))
-    return {name: when for name, when in sorted(told.items(), key=lambda item: item[1])}
+    return dict(sorted(told.items(), key=lambda item: item[1]))
 
 
 def main() -> None:
@@ -90,6 +93,7 @@ def main() -> None:
             assert not tell_added(name, {device: rows})
             while len(runs := retrainings(name)) <= i or runs[i]["state"]["type"] not in ENDS:
                 time.sleep(1)
+            time.sleep(LAG)
             print(f"{asked.devices + 1 + i} devices, {asked.algorithm}: {runs[i]['state']['message']}")
             for step, when in timeline(runs[i], begun).items():
                 print(f"{when:8.1f} s  {step}")

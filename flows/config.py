@@ -76,6 +76,8 @@ class RunConfig(DataConfig):
     ----------
     rounds, seed, participation, quorum
         See `fedcore.rounds.Schedule`.
+    deadline
+        Seconds that a device's work in a round may take; one that takes longer is stopped, and silent in that round.
     """
 
     # `Schedule` holds the bounds; in the schema they are for a server, which refuses parameters before a run is made of them.
@@ -85,6 +87,9 @@ class RunConfig(DataConfig):
     seed: int = Field(default=0, description="Root of all random numbers.", json_schema_extra={"minimum": 0, "maximum": 2**63 - 1})
     participation: float = Field(default=1.0, description="Share of the fleet drawn each round.", json_schema_extra=_SHARE)
     quorum: float = Field(default=0.5, description="Share of the drawn devices that must answer.", json_schema_extra=_SHARE)
+    deadline: float | None = Field(
+        default=None, gt=0, le=1e9, description="Seconds that a device's work in a round may take; by default no limit."
+    )
 
     def build_schedule(self) -> Schedule:
         """Rounds, seed, participation and quorum.

@@ -20,7 +20,8 @@ from fedcore.algorithm import AnyAlgorithm, FleetSpec
 from fedcore.data import Dataset, DeviceCard, DeviceSummary
 from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, scored_rows
 from fedcore.data.places import Place, discard, make_folder, read_file, write_durably
-from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, Misuse, PlaceAway
+from fedcore.deadline import check_deadline, deadline
+from fedcore.errors import DataError, DeviceAway, DeviceFailure, DeviceLate, DeviceRefusal, FedlinError, Misuse, PlaceAway
 from fedcore.messages import Broadcast, Receipt, Reply
 from fedcore.metrics import Score, score
 from fedcore.posterior import AnyPosterior
@@ -35,6 +36,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 RETRIES = 2
+"""How often a device is tried again where what stopped it may pass."""
+
+UNKNOWN = 1
+"""The same where nobody knows what it was: most such failures are of the rows or the code, and come again."""
 
 
 class Ground:
@@ -68,13 +73,18 @@ class Station(Ground):
     ----------
     algorithm, spec, seed
         What is run.
+    deadline
+        Seconds that a device's work in a round may take, None for no limit.
     """
 
-    def __init__(self, run_id: str, dataset: Dataset, algorithm: AnyAlgorithm, spec: FleetSpec, seed: int) -> None:
+    def __init__(
+        self, run_id: str, dataset: Dataset, algorithm: AnyAlgorithm, spec: FleetSpec, seed: int, deadline: float | None = None
+    ) -> None:
         super().__init__(run_id, dataset, len(spec.device_ids))
         self.algorithm = algorithm
         self.spec = spec
         self.seed = seed
+        self.deadline = deadline
 
 
 class Earlier(NamedTuple):
@@ -132,14 +142,15 @@ def sealed(stage: str) -> Callable[[Callable[Concatenate[G, str, P], R]], Callab
             except DataError as error:  # it names the device's own file
                 failure = DeviceRefusal(str(error))
             except PlaceAway as error:
-                failure = DeviceFailure(f"device {device_id}: {error}")
+                failure = DeviceAway(f"device {device_id}: {error}")
             except FedlinError as error:
                 failure = DeviceRefusal(f"device {device_id}: {error}")
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # polars' panics and a library's exit too: whatever it says may quote rows
                 kept = _keep_traceback(ground, device_id)
-                failure = DeviceFailure(f"device {device_id}: {type(error).__name__} in its {stage}; {kept}")
+                kind = DeviceAway if isinstance(error, OSError | MemoryError) else DeviceFailure
+                failure = kind(f"device {device_id}: {type(error).__name__} in its {stage}; {kept}")
             # Raised out here the failure has no context, so nothing that formats or pickles it can reach the original.
             raise failure
 
@@ -197,7 +208,11 @@ def _keep_traceback(ground: Ground, device_id: str) -> str:
 
 
 def _worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
-    return not isinstance(state.result(raise_on_failure=False), DeviceRefusal)
+    """Whether another try may end otherwise; Prefect asks after each, and stops at `RETRIES` anyhow."""
+    failure = state.result(raise_on_failure=False)
+    if isinstance(failure, DeviceRefusal | DeviceLate):
+        return False
+    return isinstance(failure, DeviceAway) or task_run.run_count <= UNKNOWN
 
 
 device_task: dict[str, Any] = {
@@ -234,10 +249,15 @@ def device_enrol(station: Station, device_id: str, earlier: Earlier | None) -> D
 @task(name="device-update", task_run_name="round {broadcast.round_num} {device_id}", **device_task)
 @sealed("local step")
 def device_update(station: Station, device_id: str, broadcast: Broadcast) -> Reply:
-    """One round on one device: settle the receipt, take the local step, keep the result as pending, and answer."""
-    data, kept, memory = settled(station, device_id, broadcast)
-    rng = device_rng(station.seed, broadcast.round_num, device_id)
-    state, up, info = station.algorithm.local_step(broadcast.down, memory.accepted, data, rng)
+    """One round on one device: settle the receipt, take the local step, keep the result as pending, and answer.
+
+    A device that is late keeps nothing of the round, so it comes back where its last receipt leaves it.
+    """
+    with deadline(station.deadline):
+        data, kept, memory = settled(station, device_id, broadcast)
+        check_deadline()
+        rng = device_rng(station.seed, broadcast.round_num, device_id)
+        state, up, info = station.algorithm.local_step(broadcast.down, memory.accepted, data, rng)
     _keep(station, device_id, kept._replace(memory=memory.awaiting(state, broadcast.round_num)))
     return Reply(up, info)
 

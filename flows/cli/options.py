@@ -16,6 +16,9 @@ Rounds = Annotated[int | None, typer.Option(help="The most communication rounds,
 Seed = Annotated[int | None, typer.Option(help="Root of all random numbers, 0 by default.", show_default=False)]
 Participation = Annotated[float | None, typer.Option(help="Share of the fleet drawn each round.", show_default=False)]
 Quorum = Annotated[float | None, typer.Option(help="Share of the drawn devices that must answer.", show_default=False)]
+Deadline = Annotated[
+    float | None, typer.Option(help="Seconds that a device's work in a round may take; by default no limit.", show_default=False)
+]
 Target = Annotated[str | None, typer.Option(help="A target of the contract, in place of its own.", show_default=False)]
 TargetScaling = Annotated[str | None, typer.Option(help="none, train or own, in place of the contract's.", show_default=False)]
 Experiment = Annotated[str | None, typer.Option(help="MLflow experiment, by default the data set's name.", show_default=False)]

@@ -25,7 +25,7 @@ import flows.stack.local
 from fedcore import fit
 from fedcore.data import create_simulated
 from fedcore.errors import FedlinError, Misuse
-from fedcore.simulate import Fleet
+from fedcore.simulate import Fleet, simulate
 from fedcore.testing import small_fleet
 from flows.stack.local import Stack
 from flows.stack.postgres import Postgres
@@ -233,6 +233,51 @@ def test_a_partition_that_is_ingested_starts_a_training_of_its_data_set(small: P
     assert small.state(ingested)["state"]["type"] == "COMPLETED"
     assert run["parameters"] == {"config": {"dataset": "small"}}
     assert wait_for(lambda: _ended(small.state(run["id"])))["state"]["type"] == "COMPLETED"
+
+
+@pytest.fixture(scope="module")
+def growing(deployed: Project, tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, list[Path]]:
+    """With twenty devices of the demo's fleet, whose champion has seen one round, and the files of two more."""
+    fleet, later = simulate("demo", 0), tmp_path_factory.mktemp("later")
+    ids = sorted(fleet.devices)[:22]
+    for root, chosen in ((deployed.home / "datasets", ids[:20]), (later, ids[20:])):
+        devices = {each: fleet.devices[each] for each in chosen}
+        create_simulated(root, "growing", Fleet(devices, fleet.Theta, fleet.Omega), "a fleet that grows")
+    first = deployed.command("flows.cli.app", "retrain", "growing", "--algorithm", "eb", "--rounds", "1")
+    assert first.returncode == 0, first.stderr
+    return deployed, sorted((later / "growing").glob("device=*/*.parquet"))
+
+
+@needed
+@pytest.mark.slow
+def test_with_a_new_device_there_is_a_new_version_and_the_champion_moves_to_a_better_one_alone(growing: tuple[Project, list[Path]]) -> None:
+    """Twice: the first champion has seen one round, and is no match for thirty; the second one has seen them."""
+    project, files = growing
+    found: list[dict[str, Any]] = []
+    for file in files:
+        device = file.parent.name.removeprefix("device=")
+        added = project.command("flows.cli.app", "data", "add", str(file), "--dataset", "growing", "--device", device)
+        assert added.returncode == 0, added.stderr
+        begun = time.monotonic()
+        wait_for(lambda: len(_ended_retrainings(project, "growing")) > len(found))
+        print(f"a new version {time.monotonic() - begun:.0f} s after device {device} was there")  # noqa: T201
+        (run, *_) = _ended_retrainings(project, "growing")[len(found) :]
+        assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
+        found.append(json.loads(project.command("flows.cli.app", "champion", "growing", "--json").stdout.splitlines()[-1]))
+    made = [[(each["decision"], each["version"], each["champion"]) for each in told["decisions"]] for told in found]
+    assert made[1] == [("promoted", 1, None), ("promoted", 2, 1), ("kept", 3, 2)]
+    assert made[0] == made[1][:2]
+    assert [told["version"] for told in found] == [2, 2]
+    assert sql(project, "mlflow", "select count(*) from model_versions where name = 'fedlin-growing'") == "3"
+    for told, devices in zip(found, (21, 22), strict=True):
+        challenger = told["decisions"][-1]["figures"]["challenger"]
+        assert len(json.loads((project.home / "runs" / challenger / "manifest.json").read_text())["devices"]) == devices
+
+
+def _ended_retrainings(project: Project, dataset: str) -> list[dict[str, Any]]:
+    """Those that an event has started, the oldest first."""
+    runs = project.flow_runs("retrain-on-partition", *ENDS)
+    return [run for run in runs if run["parameters"]["config"]["dataset"] == dataset]
 
 
 @needed

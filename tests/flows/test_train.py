@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,10 @@ from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
-from fedcore import DeviceData, Ditto, FitResult, Misuse, fit
+from fedcore import DeviceData, Ditto, FitResult, Hm1, Misuse, fit
 from fedcore.algorithm import DeviceResult
 from fedcore.data import Dataset
+from fedcore.deadline import deadline
 from fedcore.errors import DataError, PlaceAway
 from fedcore.metrics import score
 from fedcore.posterior import Posterior
@@ -212,7 +216,7 @@ def test_a_device_that_stays_silent_does_not_end_the_round(
     server: Orchestrator, home: Path, fleet: Callable[..., Dataset], faults: Faults, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fleet()
-    faults.failing = {"b": {2, 3, 4}}  # its first update and both retries
+    faults.failing = {"b": {2, 3}}  # its first update and its retry
     result = run(home, read_config({"dataset": "small", "rounds": 2}))
     history = [json.loads(str(np.load(home / "runs/run/checkpoint.npz")["ledger"]))["history"][c] for c in range(2)]
     assert [each["silent"] for each in history] == [["b"], []]
@@ -228,7 +232,7 @@ def test_quorum_lost_then_resumed(server: Orchestrator, home: Path, fleet: Calla
     config = read_config({"dataset": "small", "rounds": 3, "algorithm": "separate", "options": {"batch": 2}})
     expected = in_memory(dataset, config)
     first = {name: faults.reads[name] for name in dataset.device_ids}
-    faults.failing = {name: set(range(first[name] + 3, first[name] + 6)) for name in ("a", "b", "c")}  # round 2 and its retries
+    faults.failing = {name: {first[name] + 3, first[name] + 4} for name in ("a", "b", "c")}  # round 2 and its retry
     lost = run(home, config)
     assert (lost["outcome"], lost["ok"], lost["rounds"], lost["a_rmse"]) == ("quorum_lost", False, 1, None)
     assert "2 answers of 5 devices" in lost["message"]
@@ -382,10 +386,58 @@ def test_an_answer_that_cannot_be_taken_is_left_out_with_a_reason(
     assert [metric.value for metric in counts] == [0, 1, 0]
 
 
+class Hanging:
+    """A clock that has gone on by a day for whoever has been in a certain device's local step in the second of three rounds."""
+
+    def __init__(self, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.times = 0
+        steps, gone, local_step, monotonic = count(1), threading.local(), Hm1.local_step, time.monotonic
+
+        def hanging(algorithm: Hm1, down: Any, device: Any, data: DeviceData, rng: Any) -> Any:
+            if data.train.n == rows and next(steps) == 2:
+                self.times += 1
+                gone.seconds = 86_400.0
+            return local_step(algorithm, down, device, data, rng)
+
+        @contextmanager
+        def limited(seconds: float | None) -> Iterator[None]:
+            gone.seconds = 0.0
+            with deadline(seconds, lambda: monotonic() + gone.seconds):
+                yield
+
+        monkeypatch.setattr(Hm1, "local_step", hanging)
+        monkeypatch.setattr("tasks.device.deadline", limited)
+
+
+def test_a_device_that_is_late_is_silent_in_that_round_alone(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is not tried again, and comes back; without a deadline nobody asks what time it is."""
+    dataset = fleet()
+    hanging = Hanging(dataset.load("b").train.n, monkeypatch)
+    result = run(home, read_config({"dataset": "small", "rounds": 3, "options": {"batch": 3}, "deadline": 3600}))
+    assert result["outcome"] == "completed"
+    ledger = json.loads(str(np.load(home / "runs/run/checkpoint.npz")["ledger"]))["history"]
+    assert [each["silent"] for each in ledger] == [[], ["b"], []]
+    assert hanging.times == 1
+    told = "round 2: no answer, device b: its work in this round took longer than its deadline of 3600 s, and was stopped"
+    assert told in capfd.readouterr().err
+    hanging = Hanging(dataset.load("b").train.n, monkeypatch)
+    patient = run(home, read_config({"dataset": "small", "rounds": 3, "options": {"batch": 3}}), "patient")
+    assert (patient["outcome"], hanging.times) == ("completed", 1)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "soon"])
+def test_a_deadline_that_is_none_is_refused(seconds: Any) -> None:
+    with pytest.raises(Misuse, match=r"^configuration: deadline: input should be "):
+        read_config({"dataset": "small", "deadline": seconds})
+
+
 def test_only_what_may_pass_is_tried_again(
     server: Orchestrator, home: Path, fleet: Callable[..., Dataset], faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A place that is away is asked three times, rows that are refused once; between tries are growing pauses of chance lengths."""
+    """A place that is away is asked three times, as is a disk; rows that are refused once, and what is unknown twice. Between tries are
+    growing pauses of chance lengths."""
     fleet()
     original = Dataset.loaded
 
@@ -395,11 +447,13 @@ def test_only_what_may_pass_is_tried_again(
             raise PlaceAway("TimeoutError")
         if device_id == "c":
             raise DataError("device=c/part-0.parquet: 1 row has no target: mend it")
+        if device_id in "de":
+            raise (BlockingIOError if device_id == "d" else ZeroDivisionError)("987654.321")
         return found
 
     monkeypatch.setattr(Dataset, "loaded", loaded)
     refusal = train(read_config({"dataset": "small"}), run_id="run", return_state=True).result(raise_on_failure=False)
     assert isinstance(refusal, Misuse)
-    assert str(refusal).startswith("2 of 5 devices cannot take part: device b: the object store cannot be used now (TimeoutError)")
-    assert faults.reads == {"a": 1, "b": 3, "c": 1, "d": 1, "e": 1}
+    assert str(refusal).startswith("4 of 5 devices cannot take part: device b: the object store cannot be used now (TimeoutError)")
+    assert faults.reads == {"a": 1, "b": 3, "c": 1, "d": 3, "e": 2}
     assert (device_update.retries, device_update.retry_delay_seconds, device_update.retry_jitter_factor) == (2, [1, 2], 0.5)
