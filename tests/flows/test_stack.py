@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import flows.stack.local
-from fedcore import fit
+from fedcore import Hm1, fit
 from fedcore.data import create_simulated
 from fedcore.errors import FedlinError, Misuse
 from fedcore.simulate import Fleet, simulate
@@ -297,6 +297,27 @@ def test_a_run_waits_for_its_data_set_and_another_is_cancelled(small: Project) -
     assert ended["state"]["type"] == "COMPLETED", ended["state"]["message"]
 
 
+@needed
+@pytest.mark.slow
+def test_a_run_that_is_cancelled_in_prefect_goes_on_from_its_checkpoint(deployed: Project) -> None:
+    """Resumed on the command line it ends where one ends that nobody has cancelled, to the bit."""
+    devices = small_fleet(rows=(12, 17, 30, 9))
+    create_simulated(deployed.home / "datasets", "stopped", Fleet(devices, np.zeros((3, 4)), np.eye(4)), "a small fleet")
+    run = deployed.start("retrain", dataset="stopped", algorithm="hm1", rounds=200, options={"batch": 3, "gradient": "sum"})
+    challenger = wait_for(lambda: next((each.parent for each in deployed.home.glob("runs/*/checkpoint.npz") if of(each, "stopped")), None))
+    deployed.ask(f"/flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+    assert wait_for(lambda: _ended(deployed.state(run)))["state"]["type"] == "CANCELLED"
+    assert (challenger / "checkpoint.npz").exists()
+    assert not (challenger / "result.json").exists()
+    wait_for(lambda: not [each for each in marked(deployed.home / ".stack") if "prefect.engine" in each])
+    resumed = deployed.command("flows.cli.app", "retrain", "--resume", challenger.name.removesuffix("-challenger"), "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout.splitlines()[-1])["outcome"] == "promoted"
+    expected = fit(Hm1(batch=3, gradient="sum"), devices, rounds=200)
+    with np.load(challenger / "results/theta.npz") as stored:
+        np.testing.assert_array_equal(stored["Theta"], np.array([expected.theta[name] for name in sorted(devices)]).T)
+
+
 def _ended(run: dict[str, Any]) -> dict[str, Any] | None:
     return run if run["state"]["type"] in ENDS else None
 
@@ -311,7 +332,7 @@ def test_postgresql_is_restarted_in_mid_run(project: Project) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "flows.cli.app", *words], env=project.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        folder = wait_for(lambda: next((each.parent for each in project.home.glob("runs/*/checkpoint.npz") if hardy(each.parent)), None))
+        folder = wait_for(lambda: next((each.parent for each in project.home.glob("runs/*/checkpoint.npz") if of(each, "hardy")), None))
         postgres = Postgres(project.home / ".stack", project.ports[2])
         assert postgres.stop()
         assert process.poll() is None
@@ -332,8 +353,9 @@ def test_postgresql_is_restarted_in_mid_run(project: Project) -> None:
     assert (made["tracked"], sql(project, "mlflow", steps)) == (True, "40")
 
 
-def hardy(folder: Path) -> bool:
-    return json.loads((folder / "config.json").read_text())["given"]["dataset"] == "hardy"
+def of(checkpoint: Path, dataset: str) -> bool:
+    """Whether a checkpoint is of a run on this data set."""
+    return json.loads((checkpoint.parent / "config.json").read_text())["given"]["dataset"] == dataset
 
 
 @needed
