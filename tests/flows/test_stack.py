@@ -377,6 +377,15 @@ SLEEP = [sys.executable, "-c", "import time; print(flush=True); time.sleep(1000)
 PARENT = f"import subprocess, sys, time; subprocess.Popen({SLEEP!r}, start_new_session=True); print('up', flush=True); time.sleep(1000)"
 
 
+def test_a_service_that_was_started_runs(tmp_path: Path) -> None:
+    """From the first moment on, again and again: the system is a little late with a new process's environment."""
+    for _ in range(50):
+        service = Service("sleeps", tmp_path)
+        service.start(SLEEP, os.environ)
+        assert service.running
+        os.kill(int((tmp_path / "sleeps.pid").read_text().split()[0]), 9)
+
+
 def test_a_service_ends_with_what_it_has_started(tmp_path: Path) -> None:
     service = Service("parent", tmp_path)
     assert not service.running
