@@ -39,6 +39,14 @@ class DeviceFailure(FedlinError):
     """
 
 
+class DeviceAway(DeviceFailure):
+    """A device could not reach what it needs: its disk, a store, memory. That may pass, so trying again is worth while."""
+
+
+class DeviceLate(DeviceFailure):
+    """A device had not done its part of a round at its deadline. The same work would take as long again; the next round may be shorter."""
+
+
 class DeviceRefusal(DeviceFailure):
     """A device will not take part for a reason that trying again does not change: its data break the contract, or an
     option is unsafe for them."""

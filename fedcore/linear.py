@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.random import Generator
 
+from fedcore.deadline import check_deadline
 from fedcore.errors import Misuse
 from fedcore.options import choice, number, whole
 from fedcore.rows import Booleans, DeviceData, Floats, Rows
@@ -223,6 +224,7 @@ class LocalSteps:
             step, shrunk = (2.0 * problem.rate[members] / size)[:, None], shrink[members, None]
             estimate = result[members]
             for t in range(self.steps):
+                check_deadline()
                 batch = X[:, t]
                 estimate = shrunk * (estimate + step * _matvec(batch.swapaxes(1, 2), y[:, t] - _matvec(batch, estimate)))
             result[members] = estimate

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcore.algorithm import Aggregated, Algorithm, AnyAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
+from fedcore.deadline import check_deadline
 from fedcore.errors import Misuse
 from fedcore.messages import DeviceInfo, nbytes, take
 from fedcore.rows import DeviceData, Floats
@@ -203,6 +204,7 @@ class Trials(Algorithm[Server, Device, Down, Up]):
                 ups.append([None] * m)
                 losses.append([np.nan] * m)
                 continue
+            check_deadline()
             told = _part(downs, i, lambda down: down.downs)
             moved, sent, infos = algorithm.local_steps(told, mine, datas, Fresh(rngs))
             states.append(moved)

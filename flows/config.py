@@ -76,6 +76,8 @@ class RunConfig(DataConfig):
     ----------
     rounds, seed, participation, quorum
         See `fedcore.rounds.Schedule`.
+    deadline
+        Seconds that a device's work in a round may take; one that takes longer is stopped, and silent in that round.
     runner, dask_address, ray_address
         What device tasks run on, and where that is; see `flows.runners`.
     devices_per_task
@@ -89,6 +91,9 @@ class RunConfig(DataConfig):
     seed: int = Field(default=0, description="Root of all random numbers.", json_schema_extra={"minimum": 0, "maximum": 2**63 - 1})
     participation: float = Field(default=1.0, description="Share of the fleet drawn each round.", json_schema_extra=_SHARE)
     quorum: float = Field(default=0.5, description="Share of the drawn devices that must answer.", json_schema_extra=_SHARE)
+    deadline: float | None = Field(
+        default=None, gt=0, le=1e9, description="Seconds that a device's work in a round may take; by default no limit."
+    )
 
     runner: Literal["thread", "process", "dask", "ray"] = Field(default="thread", description="What device tasks run on.")
     dask_address: str | None = Field(default=None, description="A Dask scheduler's address; by default a cluster of the run's own.")

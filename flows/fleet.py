@@ -87,6 +87,7 @@ class Fleet:
         self.exchanged = Exchanged(0, 0)
         self._run_id = run_id
         self._seed = config.seed
+        self._deadline = config.deadline
         self._parent = parent
         self._place = {device_id: k for k, device_id in enumerate(self.device_ids)}
 
@@ -98,7 +99,7 @@ class Fleet:
     @property
     def station(self) -> Station:
         """What the device tasks that train share."""
-        return Station(self._run_id, self.dataset, self.algorithm, self.spec, self._seed)
+        return Station(self._run_id, self.dataset, self.algorithm, self.spec, self._seed, self._deadline)
 
     @property
     def initial_state(self) -> RunState:

@@ -18,7 +18,7 @@ from prefect.runtime import task_run
 from prefect.tasks import exponential_backoff
 
 from fedcore.data.places import make_folder, write_durably
-from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, PlaceAway
+from fedcore.errors import DataError, DeviceAway, DeviceFailure, DeviceLate, DeviceRefusal, FedlinError, PlaceAway
 from tasks.ground import Ground, Owner
 from tasks.keeping import Keeping
 
@@ -29,6 +29,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 RETRIES = 2
+"""How often devices are tried again where what stopped them may pass."""
+
+UNKNOWN = 1
+"""The same where nobody knows what it was: most such failures are of the rows or the code, and come again."""
 
 
 class Errand:
@@ -163,14 +167,15 @@ def sealed(stage: str) -> Callable[[Callable[Concatenate[G, str, P], R]], Callab
             except DataError as error:  # it names the device's own file
                 failure = DeviceRefusal(str(error))
             except PlaceAway as error:
-                failure = DeviceFailure(f"device {device_id}: {error}")
+                failure = DeviceAway(f"device {device_id}: {error}")
             except FedlinError as error:
                 failure = DeviceRefusal(f"device {device_id}: {error}")
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # polars' panics and a library's exit too: whatever it says may quote rows
                 kept = _keep_traceback(ground, device_id)
-                failure = DeviceFailure(f"device {device_id}: {type(error).__name__} in its {stage}; {kept}")
+                kind = DeviceAway if isinstance(error, OSError | MemoryError) else DeviceFailure
+                failure = kind(f"device {device_id}: {type(error).__name__} in its {stage}; {kept}")
             # Raised out here the failure has no context, so nothing that formats or pickles it can reach the original.
             raise failure
 
@@ -190,14 +195,16 @@ def _keep_traceback(ground: Ground, device_id: str) -> str:
     return f"the details are in its own folder, .fedlin/{name}"
 
 
-def _may_pass(failure: object) -> bool:
+def _may_pass(failure: object, tries: int) -> bool:
+    """Whether another try may end otherwise, after so many."""
     if isinstance(failure, CohortFailure):
-        return any(map(_may_pass, failure.failed.values()))
-    return not isinstance(failure, DeviceRefusal)
+        return any(_may_pass(each, tries) for each in failure.failed.values())
+    return not isinstance(failure, DeviceRefusal | DeviceLate) and (isinstance(failure, DeviceAway) or tries <= UNKNOWN)
 
 
 def _worth_retrying(task: Any, task_run: Any, state: Any) -> bool:
-    return _may_pass(state.result(raise_on_failure=False))
+    """Prefect asks after each try, and stops at `RETRIES` anyhow."""
+    return _may_pass(state.result(raise_on_failure=False), task_run.run_count)
 
 
 def device_task(
@@ -230,8 +237,9 @@ def device_task(
             persist_result=False,
         )
         def run(ground: Ground, errand: Errand) -> Answered:
-            _carry_out(work, stage, ground, errand)
-            again = any(map(_may_pass, errand.failed.values())) and (task_run.run_count or RETRIES + 1) <= RETRIES
+            tries = task_run.run_count or RETRIES + 1
+            _carry_out(work, stage, ground, errand, tries - 1)
+            again = any(_may_pass(each, tries) for each in errand.failed.values()) and tries <= RETRIES
             if not errand.failed or (errand.answers and not again):
                 return Answered(errand.answers, errand.failed)
             # From here, with nothing in reach that a device has read or raised.
@@ -242,9 +250,10 @@ def device_task(
     return decorate
 
 
-def _carry_out(work: Callable[[Attempt[Any]], Mapping[str, Any]], stage: str, ground: Ground, errand: Errand) -> None:
-    """One try, at the devices whose answer is not there and may come."""
-    tried = {device_id for device_id in errand.told if device_id not in errand.answers and _may_pass(errand.failed.get(device_id))}
+def _carry_out(work: Callable[[Attempt[Any]], Mapping[str, Any]], stage: str, ground: Ground, errand: Errand, before: int) -> None:
+    """One try, after some others, at the devices whose answer is not there and may come."""
+    lost = {device_id for device_id, why in errand.failed.items() if not _may_pass(why, before)}
+    tried = {device_id for device_id in errand.told if device_id not in errand.answers and device_id not in lost}
     attempt = Attempt(ground, stage, errand.owner, {device_id: told for device_id, told in errand.told.items() if device_id in tried})
     errand.answers |= work(attempt)
     errand.failed = {device_id: why for device_id, why in errand.failed.items() if device_id not in tried} | attempt.failed

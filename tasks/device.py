@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from fedcore.algorithm import FleetSpec, Outcome
 from fedcore.data import DeviceCard, DeviceSummary
 from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, scored_rows
+from fedcore.deadline import check_deadline, deadline, seconds_left
 from fedcore.errors import DeviceRefusal
 from fedcore.messages import Broadcast, DeviceInfo, Reply
 from fedcore.metrics import Score, score
@@ -64,12 +65,14 @@ class Opened(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """A device before its step: its rows, what it keeps of the run, its memory after the receipt, and what it is told."""
+    """A device before its step: its rows, what it keeps of the run, its memory after the receipt, what it is told, and how many seconds are
+    left to it."""
 
     held: Held
     kept: Kept
     memory: Memory
     broadcast: Broadcast
+    left: float | None
 
     @property
     def data(self) -> DeviceData:
@@ -131,7 +134,7 @@ def settled(attempt: Attempt[Station], device_id: str, broadcast: Broadcast) -> 
     kept = attempt.files.recall(device_id)
     if kept.fingerprint != held.fingerprint:
         raise DeviceRefusal("its partition has changed since the run began: start a new run")
-    return Settled(held, kept, settle(station.algorithm, kept.memory, broadcast.receipt), broadcast)
+    return Settled(held, kept, settle(station.algorithm, kept.memory, broadcast.receipt), broadcast, seconds_left())
 
 
 def _held(attempt: Attempt[Station], device_id: str) -> Held:
@@ -189,9 +192,19 @@ def _initial(attempt: Attempt[Station], opened: Mapping[str, Opened]) -> dict[st
 
 @device_task("device-update", "round {errand.round_num} {errand.name}", "local step")
 def device_update(attempt: Attempt[Station]) -> Mapping[str, Reply]:
-    """One round on devices: settle the receipt, take the local step, keep the result as pending, and answer."""
+    """One round on devices: settle the receipt, take the local step, keep the result as pending, and answer.
+
+    A device that is late keeps nothing of the round, so it comes back where its last receipt leaves it.
+    """
     station = attempt.ground
-    ready = attempt.each(lambda device_id, told: settled(attempt, device_id, *told), attempt.told)
+
+    def in_time(device_id: str, told: tuple[Broadcast]) -> Settled:
+        with deadline(station.deadline):
+            device = settled(attempt, device_id, *told)
+            check_deadline()
+        return device
+
+    ready = attempt.each(in_time, attempt.told)
     stepped = attempt.together(
         lambda ids, devices: _steps(station, ids, devices), lambda device_id, device: _step(station, device_id, device), ready
     )
@@ -206,16 +219,19 @@ def device_update(attempt: Attempt[Station]) -> Mapping[str, Reply]:
 
 def _step(station: Station, device_id: str, device: Settled) -> tuple[Any, Any, DeviceInfo]:
     rng = device_rng(station.seed, device.broadcast.round_num, device_id)
-    return station.algorithm.local_step(device.broadcast.down, device.memory.accepted, device.data, rng)
+    with deadline(device.left):
+        return station.algorithm.local_step(device.broadcast.down, device.memory.accepted, device.data, rng)
 
 
 def _steps(station: Station, ids: Sequence[str], devices: Sequence[Settled]) -> list[tuple[Any, Any, DeviceInfo]]:
-    states, ups, infos = station.algorithm.local_steps(
-        [device.broadcast.down for device in devices],
-        [device.memory.accepted for device in devices],
-        [device.data for device in devices],
-        DeviceRngs(station.seed, devices[0].broadcast.round_num, ids),
-    )
+    left = [device.left for device in devices if device.left is not None]
+    with deadline(sum(left) if left else None):  # where they are late together, each is asked alone
+        states, ups, infos = station.algorithm.local_steps(
+            [device.broadcast.down for device in devices],
+            [device.memory.accepted for device in devices],
+            [device.data for device in devices],
+            DeviceRngs(station.seed, devices[0].broadcast.round_num, ids),
+        )
     return list(zip(states, ups, infos, strict=True))
 
 

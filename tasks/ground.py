@@ -49,13 +49,18 @@ class Station(Ground):
     ----------
     algorithm, spec, seed
         What is run.
+    deadline
+        Seconds that a device's work in a round may take, None for no limit.
     """
 
-    def __init__(self, run_id: str, dataset: Dataset, algorithm: AnyAlgorithm, spec: FleetSpec, seed: int) -> None:
+    def __init__(
+        self, run_id: str, dataset: Dataset, algorithm: AnyAlgorithm, spec: FleetSpec, seed: int, deadline: float | None = None
+    ) -> None:
         super().__init__(run_id, dataset, len(spec.device_ids))
         self.algorithm = algorithm
         self.spec = spec
         self.seed = seed
+        self.deadline = deadline
 
 
 class Earlier(NamedTuple):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedcore.compression import Compressed
+from fedcore.deadline import check_deadline
 from fedcore.gaussian import product
 from fedcore.hm2.conditional import explained
 from fedcore.hm2.natural import LOG_2PI
@@ -39,6 +40,7 @@ def log_density(rows: Compressed, mu: Floats, tau: Floats, noise: Floats) -> Flo
     parts: list[Floats] = []
     with np.errstate(all="ignore"):
         for start in range(0, len(mu), size):
+            check_deadline()
             part = slice(start, start + size)
             found = explained(rows, mu[part], tau[part, :, None] * np.eye(d), noise[part])
             parts.append(np.where(found.proper & np.isfinite(found.log_density), found.log_density, -np.inf))
@@ -55,6 +57,7 @@ def log_density_own_noise(rows: Compressed, mu: Floats, tau: Floats, start: floa
     parts: list[Floats] = []
     with np.errstate(all="ignore"):
         for first in range(0, len(mu), size):
+            check_deadline()
             part = slice(first, first + size)
             _, mass, top = _over_noise(rows, mu[part], tau[part], start, prior_mean, prior_variance)
             total = top + np.log(mass.sum(axis=1))

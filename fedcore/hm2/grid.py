@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.deadline import check_deadline
 from fedcore.gaussian import product
 from fedcore.hm2.natural import NaturalParams, moments
 from fedcore.rows import Booleans, Floats
@@ -84,6 +85,7 @@ def on_grid(log_factor: Callable[[Indices, Floats], Floats], q: NaturalParams, c
     normaliser = 0.5 * np.linalg.slogdet(outside.covariance)[1]
     live: Indices = np.arange(m, dtype=np.intp)
     for _ in range(LOOKS):
+        check_deadline()
         scale = np.asarray(root[live], dtype=np.float64)
         phi = centre[live, None] + NODES @ scale.swapaxes(1, 2)
         log_f = log_factor(live, phi)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.compression import Compressed
+from fedcore.deadline import check_deadline
 from fedcore.gaussian import product
 from fedcore.hm2.laplace import Tilt
 from fedcore.hm2.natural import LOG_2PI
@@ -169,6 +170,7 @@ def inner_ep(rows: Compressed, noise: Floats, prior: Prior, scales: tuple[Floats
     live: Indices = np.arange(m * J, dtype=np.intp)
     step, error = np.ones((m * J, 1)), np.full(m * J, np.inf)
     for _ in range(SWEEPS if convex else PATIENCE):
+        check_deadline()
         some = slice(None) if len(live) == m * J else live  # no copies where all are live
         likely, now = likelihood.of(some), _Sites(sites.shift[some], sites.precision[some])
         found = _sweep(likely, shift[some], now, sizes[some], prior, tuple(scale[some] for scale in each))
@@ -229,6 +231,7 @@ def _in_turn(likelihood: _Likelihood, shift: Floats, sites: _Sites, seen: Boolea
     """Sites set one after the other. With a cavity that is a distribution, so is what a step leads to."""
     live: Indices = np.arange(len(shift), dtype=np.intp)
     for _ in range(SWEEPS_IN_TURN):
+        check_deadline()
         beta, pi, some = sites.shift[live], sites.precision[live], tuple(scale[live] for scale in scales)
         covariance = likelihood.of(live).covariance(pi)
         mean = product(covariance, shift[live] + beta)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.polynomial.hermite_e import hermegauss
 
 from fedcore.compression import Compressed
+from fedcore.deadline import check_deadline
 from fedcore.hm2.cholesky import cholesky
 from fedcore.hm2.conditional import Cavity, Conditional, Integral, repeat, rows_of
 from fedcore.rows import Booleans, Floats
@@ -91,6 +92,7 @@ def tilted_moments(integrate: Integrate, rows: Compressed, cavity: Cavity, start
     active, rules = np.arange(len(start.noise)), start
     found, rules, off = _passed(integrate, rows, cavity, rules)
     for _ in range(PASSES - 1):
+        check_deadline()
         going = ~(off <= TOLERANCE)
         if not going.any():
             break

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcore.compression import Compressed
+from fedcore.deadline import check_deadline
 from fedcore.gaussian import product
 from fedcore.hm2.inner import VAGUE, Inner
 from fedcore.hm2.natural import LOG_2PI
@@ -45,6 +46,7 @@ def variational(rows: Compressed, noise: Floats, scale: Floats, log_kappa: Float
     penalty = np.ones((m * J, d))
     live: NDArray[np.intp] = np.arange(m * J, dtype=np.intp)
     for _ in range(TURNS):
+        check_deadline()
         mean, covariance, _ = _given(root[live], target[live], penalty[live])
         new, _ = _penalties(mean**2 + _diagonal(covariance), log_kappa, log_shares)
         change = np.abs(new / penalty[live] - 1.0).max(axis=1)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from fedcore.data import list_datasets, open_dataset
+from fedcore.data import list_datasets
 from fedcore.data.places import Place, discard, write_durably
+from fedcore.data.store import open_for_change
 from fedcore.errors import FedlinError
 from flows.checks.finding import Finding
 from flows.workspace import Workspace
@@ -81,10 +82,13 @@ def datasets(workspace: Workspace) -> Iterator[Finding]:
     names = list_datasets(workspace.datasets)
     for name in names:
         try:
-            dataset = open_dataset(workspace.datasets, name)
+            dataset = open_for_change(workspace.datasets, name)
             ids = dataset.device_ids
         except FedlinError as error:
             yield Finding("error", "datasets", str(error))
+            continue
+        if not ids:
+            yield Finding("warning", "datasets", f"{name}: a contract without devices: fedlin data import brings them in")
             continue
         if not isinstance(dataset.path, Path):
             continue

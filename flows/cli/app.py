@@ -1,14 +1,17 @@
 """`fedlin`: the command line.
 
 Exit status 0 for a usable result, 2 for misuse (one line on standard error says what was wrong), 3 for a run that ended
-without a usable result (`diverged`, `quorum_lost`), 130 when interrupted.
+without a usable result (`diverged`, `quorum_lost`), 130 when interrupted, 143 when told to end (SIGTERM).
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from typing import Annotated
 
@@ -19,7 +22,7 @@ from fedcore.errors import FedlinError, Misuse
 from flows.cli import adapt, champion, compare, data, doctor, reproduce, retrain, simulate, status, train, tune
 from flows.logs import as_json, check_asked, log
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Federated data analytics with linear models."
@@ -50,7 +53,8 @@ def _top(version: Annotated[bool, typer.Option("--version", help="Show the versi
 def main() -> None:
     """Run the command line; every error is one line, and what is unexpected says its kind only: its text may quote data."""
     try:
-        status = app(standalone_mode=False)
+        with _ended_politely() as told:
+            status = app(standalone_mode=False)
     except TyperException as error:
         if not error.format_message():
             sys.exit(2)  # a command without its words: the help has been shown
@@ -71,8 +75,25 @@ def main() -> None:
         # The library below turns Ctrl-C into this status.
         if status == INTERRUPTED:
             command = sys.argv[1] if sys.argv[1] in ("tune", "compare", "retrain") else "train"
-            _fail(f"interrupted: a run that has begun its rounds goes on with fedlin {command} --resume RUN_ID", INTERRUPTED)
+            what, status = ("terminated", TERMINATED) if told else ("interrupted", INTERRUPTED)
+            _fail(f"{what}: a run that has begun its rounds goes on with fedlin {command} --resume RUN_ID", status)
         sys.exit(status)
+
+
+@contextmanager
+def _ended_politely() -> Iterator[list[int]]:
+    """Let SIGTERM do what Ctrl-C does: what has been started ends, and Prefect is told; yields the signals that came."""
+    told: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        told.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield told
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fail(message: str, status: int) -> None:

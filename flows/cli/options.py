@@ -16,6 +16,9 @@ Rounds = Annotated[int | None, typer.Option(help="The most communication rounds,
 Seed = Annotated[int | None, typer.Option(help="Root of all random numbers, 0 by default.", show_default=False)]
 Participation = Annotated[float | None, typer.Option(help="Share of the fleet drawn each round.", show_default=False)]
 Quorum = Annotated[float | None, typer.Option(help="Share of the drawn devices that must answer.", show_default=False)]
+Deadline = Annotated[
+    float | None, typer.Option(help="Seconds that a device's work in a round may take; by default no limit.", show_default=False)
+]
 Runner = Annotated[str | None, typer.Option(help="thread, process, dask or ray; thread by default.", show_default=False)]
 DaskAddress = Annotated[str | None, typer.Option(help="A Dask scheduler, by default a cluster of the run's own.", show_default=False)]
 RayAddress = Annotated[str | None, typer.Option(help="A Ray cluster, by default one of the run's own.", show_default=False)]

@@ -26,6 +26,9 @@ from flows.workspace import Workspace
 SERVER_SETTINGS = DEPLOYMENTS / "server.env"
 ENVIRONMENT = "env"
 
+WORKER_SETTINGS = {"PREFECT_WORKER_QUERY_SECONDS": "2"}
+"""A run that an event starts is not to wait 10 s for the worker's next look, which is one small request."""
+
 
 class Ports(NamedTuple):
     """Of the loopback, one a server."""
@@ -116,7 +119,9 @@ class Stack:
             (pool,) = pools()
             if not self._worker.running:
                 command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", "stack"]
-                self._worker.start(command, common | self.addresses | {"FEDLIN_HOME": str(self._root)})
+                # Runs are started as `python`, which is to be this one.
+                path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+                self._worker.start(command, common | WORKER_SETTINGS | self.addresses | {"PATH": path, "FEDLIN_HOME": str(self._root)})
             self._worker.await_ready(lambda: online(pool))
         say(f"a worker of the pool {pool}")
         told = "".join(f"export {name}={value}\n" for name, value in self.addresses.items())

@@ -26,6 +26,7 @@ STOP_LIMIT = 60.0
 
 MARK = "FEDLIN_STACK_SERVICE"
 POLL = 0.2
+MARK_LIMIT, MARK_POLL = 5.0, 0.001
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ class Service:
                 start_new_session=True,
             )
         self._id_file.write_text(f"{process.pid} {mark}")
+        # The system shows the new environment a moment after the process is there, later where it is busy.
+        deadline = time.monotonic() + MARK_LIMIT
+        while process.poll() is None and not self.running and time.monotonic() < deadline:
+            time.sleep(MARK_POLL)
         process.returncode = 0  # nobody here waits for its end
 
     def await_ready(self, ready: Callable[[], bool], limit: float = START_LIMIT) -> None:

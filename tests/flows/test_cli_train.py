@@ -212,17 +212,28 @@ def states(dataset: Dataset) -> list[int]:
 
 
 @pytest.mark.slow
-def test_interrupted_says_how_to_go_on(environment: dict[str, str], home: Path, fleet: Callable[..., Dataset]) -> None:
-    fleet()
-    words = ["train", "small", "--algorithm", "separate", "--rounds", "400"]
+@pytest.mark.parametrize(("number", "status", "what"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")])
+def test_interrupted_says_how_to_go_on(
+    number: int, status: int, what: str, environment: dict[str, str], home: Path, fleet: Callable[..., Dataset]
+) -> None:
+    """And ends, resumed, where a run ends that nobody has interrupted."""
+    dataset = fleet()
+    words = ["train", "small", "--rounds", "100", "--set", "batch=3", "--set", "gradient=sum"]
     begun = subprocess.Popen([*FEDLIN, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    await_round(home, 2)
-    begun.send_signal(signal.SIGINT)
+    folder = await_round(home, 2)
+    begun.send_signal(number)
     out, err = begun.communicate(timeout=LIMIT)
-    assert begun.returncode == 130
+    assert begun.returncode == status
     assert out == ""
-    assert err.splitlines()[-1] == "fedlin: error: interrupted: a run that has begun its rounds goes on with fedlin train --resume RUN_ID"
+    assert err.splitlines()[-1] == f"fedlin: error: {what}: a run that has begun its rounds goes on with fedlin train --resume RUN_ID"
     assert "Traceback" not in err
+    assert not (folder / "result.json").exists()
+    resumed = subprocess.run([*FEDLIN, "train", "--resume", folder.name], env=environment, capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stderr
+    devices = {device_id: dataset.load(device_id) for device_id in dataset.device_ids}
+    expected = fit(Hm1(batch=3, gradient="sum"), devices, rounds=100)
+    with np.load(folder / "results/theta.npz") as stored:
+        np.testing.assert_array_equal(stored["Theta"], np.array([expected.theta[name] for name in dataset.device_ids]).T)
 
 
 def test_what_is_unexpected_says_its_kind_only(

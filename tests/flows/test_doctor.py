@@ -24,7 +24,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from upath import UPath
 
 import flows.checks.report
-from fedcore.data import create_simulated
+from fedcore.data import create_simulated, remove_device
 from fedcore.errors import Misuse
 from fedcore.simulate import Fleet
 from fedcore.testing import small_fleet
@@ -155,6 +155,16 @@ def test_little_room_on_a_disk_is_told(free: int, level: str, home: Path, monkey
     monkeypatch.setattr(places.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free}))
     (found,) = places.disk(Workspace(home))  # one disk holds all three places
     assert (found.level, found.check) == (level, "disk")
+
+
+def test_a_contract_without_devices_is_a_warning(home: Path) -> None:
+    """A clone has contracts of data that whoever needs them gets elsewhere."""
+    simulated = Fleet(small_fleet(), np.zeros((3, 3)), np.eye(3))
+    dataset = create_simulated(home / "datasets", "small", simulated, "a small fleet")
+    for device in dataset.device_ids:
+        remove_device(home / "datasets", "small", device)
+    (found,) = places.datasets(Workspace(home))
+    assert found == ("warning", "datasets", "small: a contract without devices: fedlin data import brings them in")
 
 
 def test_a_broken_contract_and_a_device_that_cannot_keep_its_state_are_errors(reachable: Path) -> None:

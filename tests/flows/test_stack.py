@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 
 import flows.stack.local
-from fedcore import fit
+from fedcore import Hm1, fit
 from fedcore.data import create_simulated
 from fedcore.errors import FedlinError, Misuse
-from fedcore.simulate import Fleet
+from fedcore.simulate import Fleet, simulate
 from fedcore.testing import small_fleet
 from flows.stack.local import Stack
 from flows.stack.postgres import Postgres
@@ -235,6 +235,51 @@ def test_a_partition_that_is_ingested_starts_a_training_of_its_data_set(small: P
     assert wait_for(lambda: _ended(small.state(run["id"])))["state"]["type"] == "COMPLETED"
 
 
+@pytest.fixture(scope="module")
+def growing(deployed: Project, tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, list[Path]]:
+    """With twenty devices of the demo's fleet, whose champion has seen one round, and the files of two more."""
+    fleet, later = simulate("demo", 0), tmp_path_factory.mktemp("later")
+    ids = sorted(fleet.devices)[:22]
+    for root, chosen in ((deployed.home / "datasets", ids[:20]), (later, ids[20:])):
+        devices = {each: fleet.devices[each] for each in chosen}
+        create_simulated(root, "growing", Fleet(devices, fleet.Theta, fleet.Omega), "a fleet that grows")
+    first = deployed.command("flows.cli.app", "retrain", "growing", "--algorithm", "eb", "--rounds", "1")
+    assert first.returncode == 0, first.stderr
+    return deployed, sorted((later / "growing").glob("device=*/*.parquet"))
+
+
+@needed
+@pytest.mark.slow
+def test_with_a_new_device_there_is_a_new_version_and_the_champion_moves_to_a_better_one_alone(growing: tuple[Project, list[Path]]) -> None:
+    """Twice: the first champion has seen one round, and is no match for thirty; the second one has seen them."""
+    project, files = growing
+    found: list[dict[str, Any]] = []
+    for file in files:
+        device = file.parent.name.removeprefix("device=")
+        added = project.command("flows.cli.app", "data", "add", str(file), "--dataset", "growing", "--device", device)
+        assert added.returncode == 0, added.stderr
+        begun = time.monotonic()
+        wait_for(lambda: len(_ended_retrainings(project, "growing")) > len(found))
+        print(f"a new version {time.monotonic() - begun:.0f} s after device {device} was there")  # noqa: T201
+        (run, *_) = _ended_retrainings(project, "growing")[len(found) :]
+        assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
+        found.append(json.loads(project.command("flows.cli.app", "champion", "growing", "--json").stdout.splitlines()[-1]))
+    made = [[(each["decision"], each["version"], each["champion"]) for each in told["decisions"]] for told in found]
+    assert made[1] == [("promoted", 1, None), ("promoted", 2, 1), ("kept", 3, 2)]
+    assert made[0] == made[1][:2]
+    assert [told["version"] for told in found] == [2, 2]
+    assert sql(project, "mlflow", "select count(*) from model_versions where name = 'fedlin-growing'") == "3"
+    for told, devices in zip(found, (21, 22), strict=True):
+        challenger = told["decisions"][-1]["figures"]["challenger"]
+        assert len(json.loads((project.home / "runs" / challenger / "manifest.json").read_text())["devices"]) == devices
+
+
+def _ended_retrainings(project: Project, dataset: str) -> list[dict[str, Any]]:
+    """Those that an event has started, the oldest first."""
+    runs = project.flow_runs("retrain-on-partition", *ENDS)
+    return [run for run in runs if run["parameters"]["config"]["dataset"] == dataset]
+
+
 @needed
 @pytest.mark.slow
 def test_a_run_waits_for_its_data_set_and_another_is_cancelled(small: Project) -> None:
@@ -252,6 +297,27 @@ def test_a_run_waits_for_its_data_set_and_another_is_cancelled(small: Project) -
     assert ended["state"]["type"] == "COMPLETED", ended["state"]["message"]
 
 
+@needed
+@pytest.mark.slow
+def test_a_run_that_is_cancelled_in_prefect_goes_on_from_its_checkpoint(deployed: Project) -> None:
+    """Resumed on the command line it ends where one ends that nobody has cancelled, to the bit."""
+    devices = small_fleet(rows=(12, 17, 30, 9))
+    create_simulated(deployed.home / "datasets", "stopped", Fleet(devices, np.zeros((3, 4)), np.eye(4)), "a small fleet")
+    run = deployed.start("retrain", dataset="stopped", algorithm="hm1", rounds=200, options={"batch": 3, "gradient": "sum"})
+    challenger = wait_for(lambda: next((each.parent for each in deployed.home.glob("runs/*/checkpoint.npz") if of(each, "stopped")), None))
+    deployed.ask(f"/flow_runs/{run}/set_state", state={"type": "CANCELLING", "name": "Cancelling"})
+    assert wait_for(lambda: _ended(deployed.state(run)))["state"]["type"] == "CANCELLED"
+    assert (challenger / "checkpoint.npz").exists()
+    assert not (challenger / "result.json").exists()
+    wait_for(lambda: not [each for each in marked(deployed.home / ".stack") if "prefect.engine" in each])
+    resumed = deployed.command("flows.cli.app", "retrain", "--resume", challenger.name.removesuffix("-challenger"), "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout.splitlines()[-1])["outcome"] == "promoted"
+    expected = fit(Hm1(batch=3, gradient="sum"), devices, rounds=200)
+    with np.load(challenger / "results/theta.npz") as stored:
+        np.testing.assert_array_equal(stored["Theta"], np.array([expected.theta[name] for name in sorted(devices)]).T)
+
+
 def _ended(run: dict[str, Any]) -> dict[str, Any] | None:
     return run if run["state"]["type"] in ENDS else None
 
@@ -266,7 +332,7 @@ def test_postgresql_is_restarted_in_mid_run(project: Project) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "flows.cli.app", *words], env=project.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        folder = wait_for(lambda: next((each.parent for each in project.home.glob("runs/*/checkpoint.npz") if hardy(each.parent)), None))
+        folder = wait_for(lambda: next((each.parent for each in project.home.glob("runs/*/checkpoint.npz") if of(each, "hardy")), None))
         postgres = Postgres(project.home / ".stack", project.ports[2])
         assert postgres.stop()
         assert process.poll() is None
@@ -287,8 +353,9 @@ def test_postgresql_is_restarted_in_mid_run(project: Project) -> None:
     assert (made["tracked"], sql(project, "mlflow", steps)) == (True, "40")
 
 
-def hardy(folder: Path) -> bool:
-    return json.loads((folder / "config.json").read_text())["given"]["dataset"] == "hardy"
+def of(checkpoint: Path, dataset: str) -> bool:
+    """Whether a checkpoint is of a run on this data set."""
+    return json.loads((checkpoint.parent / "config.json").read_text())["given"]["dataset"] == dataset
 
 
 @needed
@@ -308,6 +375,15 @@ def test_the_end_leaves_no_process_and_keeps_the_databases(project: Project) -> 
 
 SLEEP = [sys.executable, "-c", "import time; print(flush=True); time.sleep(1000)"]
 PARENT = f"import subprocess, sys, time; subprocess.Popen({SLEEP!r}, start_new_session=True); print('up', flush=True); time.sleep(1000)"
+
+
+def test_a_service_that_was_started_runs(tmp_path: Path) -> None:
+    """From the first moment on, again and again: the system is a little late with a new process's environment."""
+    for _ in range(50):
+        service = Service("sleeps", tmp_path)
+        service.start(SLEEP, os.environ)
+        assert service.running
+        os.kill(int((tmp_path / "sleeps.pid").read_text().split()[0]), 9)
 
 
 def test_a_service_ends_with_what_it_has_started(tmp_path: Path) -> None:
