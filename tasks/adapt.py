@@ -6,9 +6,7 @@ from typing import Any
 
 from prefect import task
 
-from fedcore.data.disclosure import scored_rows
-from fedcore.metrics import score
-from tasks.device import DeviceReport, Station, alone, device_task, examined, sealed
+from tasks.device import DeviceReport, Station, device_task, examined, reported, sealed
 
 
 @task(name="device-adapt", task_run_name="adapt {device_id}", **device_task)
@@ -29,6 +27,4 @@ def device_adapt(station: Station, device_id: str, down: Any, rounds: int) -> De
     """
     data, _ = examined(station, device_id)
     result = station.algorithm.finalize(down, station.algorithm.init_device(station.spec, data), data)
-    test = scored_rows(data.test, station.dataset.contract)
-    own = alone(station, device_id, data, range(1, rounds + 1))
-    return DeviceReport(device_id, data.train.n, result.theta, score(result, test), own, result.posterior)
+    return reported(station, device_id, data, result, range(1, rounds + 1))

@@ -16,17 +16,19 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.tasks import exponential_backoff
 
-from fedcore.algorithm import AnyAlgorithm, FleetSpec
+from fedcore.algorithm import AnyAlgorithm, DeviceResult, FleetSpec
+from fedcore.comparison import HURT
 from fedcore.data import Dataset, DeviceCard, DeviceSummary
 from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, scored_rows
 from fedcore.data.places import Place, discard, make_folder, read_file, write_durably
 from fedcore.errors import DataError, DeviceFailure, DeviceRefusal, FedlinError, Misuse, PlaceAway
 from fedcore.messages import Broadcast, Receipt, Reply
-from fedcore.metrics import Score, score
+from fedcore.metrics import Score, covered, score, squared_errors
 from fedcore.posterior import AnyPosterior
 from fedcore.receipts import Memory, settle
 from fedcore.rounds import device_rng
 from fedcore.rows import DeviceData, Floats
+from fedcore.selection import Paired, paired
 from fedcore.separate import separate_rival
 from fedcore.trees import dump, load
 
@@ -108,6 +110,11 @@ class DeviceReport(NamedTuple):
         of them to tell of.
     posterior
         Of its coefficients, where the algorithm has one.
+    excess
+        How much larger its squared errors on these rows are than on its own, paired by row.
+    covered
+        Where it has a posterior, how many of these rows' targets lie in their prediction intervals, one count for each of
+        `fedcore.metrics.LEVELS`.
     """
 
     device: str
@@ -116,6 +123,13 @@ class DeviceReport(NamedTuple):
     test: Score
     test_separate: Score
     posterior: AnyPosterior | None
+    excess: Paired
+    covered: tuple[int, ...] | None
+
+    @property
+    def hurt(self) -> bool:
+        """Whether federation made it worse by more than its few test rows explain; see `fedcore.comparison.HURT`."""
+        return self.excess.mean > HURT * self.excess.se
 
 
 def sealed(stage: str) -> Callable[[Callable[Concatenate[G, str, P], R]], Callable[Concatenate[G, str, P], R]]:
@@ -248,22 +262,26 @@ def device_finalize(station: Station, device_id: str, broadcast: Broadcast, draw
     """A device's result and its scores; `drawn` are the rounds that it was drawn in, for the rival that works alone."""
     data, kept, memory = settled(station, device_id, broadcast)
     _keep(station, device_id, kept._replace(memory=memory))
-    result = station.algorithm.finalize(broadcast.down, memory.accepted, data)
-    own = alone(station, device_id, data, drawn)
-    test = scored_rows(data.test, station.dataset.contract)
-    return DeviceReport(device_id, data.train.n, result.theta, score(result, test), own, result.posterior)
+    return reported(station, device_id, data, station.algorithm.finalize(broadcast.down, memory.accepted, data), drawn)
 
 
-def alone(station: Station, device_id: str, data: DeviceData, drawn: Sequence[int]) -> Score:
-    """The score of what a device reaches on its own in these rounds; see `separate_rival`."""
+def reported(station: Station, device_id: str, data: DeviceData, result: DeviceResult, drawn: Sequence[int]) -> DeviceReport:
+    """What a device tells of its result, beside what it reaches on its own in the rounds that are drawn."""
+    own, test = _alone(station, device_id, data, drawn), scored_rows(data.test, station.dataset.contract)
+    excess = paired(squared_errors(result, test), squared_errors(own, test))
+    counts = covered(result.posterior, test) if result.posterior else None
+    return DeviceReport(device_id, data.train.n, result.theta, score(result, test), score(own, test), result.posterior, excess, counts)
+
+
+def _alone(station: Station, device_id: str, data: DeviceData, drawn: Sequence[int]) -> DeviceResult:
+    """What a device reaches on its own in these rounds; see `separate_rival`."""
     rival, fleet = separate_rival(station.algorithm), FleetSpec((device_id,), station.spec.d)
     server, device = rival.init_server(fleet), rival.init_device(fleet, data)
     for round_num in drawn:
         rng = device_rng(station.seed, round_num, device_id)
         device, up, _ = rival.local_step(rival.broadcast(server, 0), device, data, rng)
         server = rival.aggregate(server, [0], [up]).server
-    result = rival.finalize(rival.broadcast(server, 0), device, data)
-    return score(result, scored_rows(data.test, station.dataset.contract))
+    return rival.finalize(rival.broadcast(server, 0), device, data)
 
 
 def settled(station: Station, device_id: str, broadcast: Broadcast) -> tuple[DeviceData, Kept, Memory]:
