@@ -56,6 +56,10 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
             )
             if phi := findings.get("phi"):
                 write_phi(folder.results, phi, fleet.dataset.design_names)
+            # Matplotlib takes as long to import as a short run to start.
+            from tasks.report.folder import write_figures
+
+            write_figures(folder)
         result = {
             "algorithm": run.config.algorithm,
             **sent(checkpoint.history, [folder]),

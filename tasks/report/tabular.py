@@ -32,7 +32,7 @@ class Table(NamedTuple):
 
 def devices_table(found: Found, known: Clusters | None, others: Sequence[Found]) -> Table:
     """A row a device of the fleet: rows, errors, what federation changed, silence, its group, and its error in the other runs."""
-    head = ["Device", "Training rows", "Test rows", "Error with the fleet", "Error alone", "Change", "In words", "Rounds missed"]
+    head = ["Device", "Training rows", "Test rows", "Error with the fleet", "Error alone", "Change", "Verdict", "Rounds missed"]
     groups = dict(zip(known.devices, known.group.tolist(), strict=True)) if known and (len(known.groups) > 1 or known.outliers) else {}
     head += ["Group"] if groups else []
     head += [f"Error in {other.run_id}" for other in others]
@@ -49,7 +49,7 @@ def devices_table(found: Found, known: Clusters | None, others: Sequence[Found])
             change = float(scores.change[k])
             cells += [_whole(int(scores.n[k])), _figure(scores.rmse[k]), _figure(scores.alone[k])]
             cells += [Cell(f"{100 * change:+.1f} %".replace("-", "−"), f"{change:.6g}", number=True)]
-            cells += [Cell("hurt" if scores.hurt[k] else "better" if change < 0 else "worse, may be chance")]
+            cells += [Cell("hurt" if scores.hurt[k] else "better" if change < 0 else "worse, maybe by chance")]
         cells += [_whole(lost)]
         cells += [Cell("outlier" if groups.get(device) == -1 else "ABCDEFGH"[groups[device]] if device in groups else "")] if groups else []
         cells += [_figure(rival[device]) if device in rival else Cell(UNTOLD, "-1", number=True) for rival in rivals]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit
 
 from fedcore.selection import paired
 from tasks.report.found import Found
 from tasks.report.style import listed
 
-SURE = 2.0
-"""Standard errors over devices that a mean difference has to be away from zero."""
+CHANCE = 0.05
+"""p, of a two-sided paired t test over devices, from which on a mean difference may be chance."""
 
 Answer = Literal["yes", "no", "unclear", "unknown"]
 
@@ -35,7 +36,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(found: Found) -> Verdict:
-    """The mean difference in RMSE to each device on its own, paired by device, with its standard error over devices."""
+    """The mean difference in RMSE to each device on its own, paired by device, and whether it may be chance (see `CHANCE`)."""
     scores, K = found.scores, len(found.scores.devices)
     if not K:
         rule = f"a score is told of {found.fewest_rows} test rows or more"
@@ -62,7 +63,7 @@ def verdict(found: Found) -> Verdict:
     if silent := len(found.devices) - K:
         rule = f"they have fewer than {found.fewest_rows} test rows, or no finite score"
         told.append(f"{silent} {'device is' if silent == 1 else 'devices are'} not counted: {rule}.")
-    sure = K > 1 and abs(difference.mean) > SURE * difference.se
+    sure = K > 1 and abs(difference.mean) > stdtrit(K - 1, 1 - CHANCE / 2) * difference.se
     if not sure:
         return Verdict("unclear", "It cannot be told", (*told, "With so few devices, or so small a difference, that may be chance."))
     if difference.mean < 0:

@@ -57,7 +57,7 @@ def correlation(found: Found) -> Chart | None:
     )
     if len(found.fleet) > K:
         caption += f" Shown are {K} of {len(found.fleet)} devices, evenly spaced by id."
-    return Chart("correlation", "Devices that are alike", caption, alt, figure)
+    return Chart("correlation", "Correlations between devices", caption, alt, figure)
 
 
 def _letter(group: int) -> str:
