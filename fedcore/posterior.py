@@ -193,7 +193,7 @@ def prediction_intervals(
 def prediction_ranks(posterior: AnyPosterior, X: Floats, y: Floats) -> Floats:
     """Where targets lie in their predictive distributions: the probability of a smaller one, noise included.
 
-    Uniform on (0, 1) where the posterior is calibrated, so |2 rank - 1| is at most the level of the equal-tailed interval that just holds y.
+    Uniform on (0, 1) where the posterior is calibrated; |2 rank - 1| is the level of the equal-tailed interval that just holds y.
 
     Parameters
     ----------

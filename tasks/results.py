@@ -31,7 +31,8 @@ def write_results(
     gaps: Mapping[str, Mapping[str, int | None]],
 ) -> None:
     """Write `theta.npz`, `server.npz`, `devices.parquet`; where the algorithm has posteriors `posterior.npz` and `posteriors.parquet`,
-    with the table's columns `theta_sd` and `covered.<level>` (see `DeviceReport`); and, where the data were prepared by it, `preprocessing.json`.
+    with the first table's columns `theta_sd` and `covered.<level>` (see `DeviceReport`); and, where the data were prepared by it,
+    `preprocessing.json`.
 
     `posterior.npz` holds posteriors as they are where they are normal. Mixtures, whose components differ in number, it holds by `mean`,
     `covariance` (of the joint distribution as a whole) and `noise` (its mean). `posteriors.parquet` has a row for each device and

@@ -19,7 +19,7 @@ NAME = "report.html"
 RunId = Annotated[str, typer.Argument(metavar="RUN_ID", help="A training that has ended.", show_default=False)]
 Compare = Annotated[
     list[str] | None,
-    typer.Option(metavar="RUN_ID", help="Another training on the same data set and target, beside it; may be given again.", show_default=False),
+    typer.Option(metavar="RUN_ID", help="Another training on the same data set and target; may be given again.", show_default=False),
 ]
 Output = Annotated[Path | None, typer.Option(help=f"The file, by default {NAME} in the run's folder.", show_default=False)]
 

@@ -31,7 +31,7 @@ REACH = float(ndtri(0.95))
 
 
 class Known(NamedTuple):
-    """Posteriors of the coefficients one by one, each of shape (d, K): means, ends of the intervals at 90 %, and whether these leave out 0."""
+    """Posteriors of the coefficients one by one, each of shape (d, K): means, ends of the intervals at 90 %, whether these exclude 0."""
 
     mean: Floats
     lower: Floats
@@ -54,7 +54,7 @@ class Prior(NamedTuple):
 
 
 class Hyper(NamedTuple):
-    """One hyper-parameter: its block, its column of the design ("" where all share it), and mean and interval at 90 %, posterior and prior."""
+    """One hyper-parameter: its block, its column of the design ("" where all share it), posterior with an interval at 90 %, and prior."""
 
     block: str
     feature: str
@@ -183,9 +183,7 @@ def read_found(folder: RunFolder) -> Found:
 def _read(folder: RunFolder, config: Mapping[str, Any], manifest: Mapping[str, Any], ledger: Ledger) -> Found:
     estimates = from_npz(read_file(folder.results / "theta.npz"))
     stored = from_npz(read_file(folder.results / "server.npz"))
-    coefficients, devices, fleet = (
-        tuple(names.tolist()) for names in (estimates["coefficients"], estimates["devices"], stored["devices"])
-    )
+    coefficients, devices, fleet = (tuple(names.tolist()) for names in (estimates["coefficients"], estimates["devices"], stored["devices"]))
     algorithm, spec = algorithm_class(config["algorithm"])(**config["options"]), FleetSpec(fleet, len(coefficients))
     algorithm.init_server(spec)  # its state's classes are known from then on
     server, table = unpack(stored), _table(folder, "devices.parquet")

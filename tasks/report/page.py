@@ -103,7 +103,7 @@ def _tiles(found: Found) -> list[tuple[str, str]]:
 def _sections(found: Found, others: Sequence[Found], charts: dict[str, Chart]) -> list[Section]:
     known = clusters(found)
     beside = comparison([found, *others]) if others else None
-    grouped = known is not None and (len(known.groups) > 1 or bool(known.outliers))
+    groups = {"Groups": groups_table(known)} if known and (len(known.groups) > 1 or known.outliers) else {}
     return [
         Section(
             "runs",
@@ -119,7 +119,7 @@ def _sections(found: Found, others: Sequence[Found], charts: dict[str, Chart]) -
             (),
             {"Devices": devices_table(found, known, others)},
         ),
-        Section("alike", "Devices that are alike", "", _drawn(charts, "correlation"), {"Groups": groups_table(known)} if known and grouped else {}),
+        Section("alike", "Devices that are alike", "", _drawn(charts, "correlation"), groups),
         Section(
             "coefficients",
             "What was learned",

@@ -7,7 +7,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 P = ParamSpec("P")
 R = TypeVar("R")
 
-BLUE, VERMILLION, GREEN, ORANGE = "#0072b2", "#d55e00", "#009e73", "#e69f00"
+BLUE, VERMILLION, ORANGE = "#0072b2", "#d55e00", "#e69f00"
 """Okabe and Ito's."""
 
 HATCH = "////"
@@ -24,14 +24,22 @@ HATCH = "////"
 
 INK, MUTED, GRID, PRIOR = "#1c2127", "#59626e", "#d5dae1", "#9aa3af"
 
-THEMED = {INK: "ink", MUTED: "muted", GRID: "grid", PRIOR: "prior", BLUE: "blue", VERMILLION: "vermillion", ORANGE: "orange", GREEN: "green"}
+THEMED = {
+    INK: "ink",
+    MUTED: "muted",
+    GRID: "grid",
+    PRIOR: "prior",
+    BLUE: "blue",
+    VERMILLION: "vermillion",
+    ORANGE: "orange",
+}
 """What a page calls the colours, as in `var(--chart-ink)`, so that its theme can choose them anew."""
 
 DPI = 130
 WIDTH = 7.2
 """Inches."""
 
-STYLE = {
+STYLE: Any = {
     "font.size": 8.5,
     "axes.titlesize": 9,
     "axes.labelsize": 8.5,
@@ -129,8 +137,8 @@ def svg(chart: Chart) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{chart.name}-', text)
     text = re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{chart.name}-", text)
-    text = re.sub(r'(<svg\b[^>]*?) (?:height|width)="[^"]*"', r"\1", text)
-    text = re.sub(r'(<svg\b[^>]*?) (?:height|width)="[^"]*"', r"\1", text)
+    for side in ("width", "height"):
+        text = re.sub(rf'(<svg\b[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
     for colour, name in THEMED.items():
         text = text.replace(colour, f"var(--chart-{name})")
     return text

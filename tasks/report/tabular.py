@@ -98,7 +98,7 @@ def runs_table(founds: Sequence[Found]) -> Table:
         up = sum(entry["uplink_bytes"] for entry in each.history)
         cells += [_whole(len(each.history)), Cell(size(up), str(up), number=True)]
         rows.append(tuple(cells))
-    head = ("Run", "Method", "Ended", "Mean error", "Worst device", "Mean error alone", "Hurt", "Rounds", "Sent by devices")
+    head = ("Run", "Method", "Ended", "Mean error", "Worst device", "Mean alone", "Hurt", "Rounds", "Sent")
     return Table(head, rows)
 
 

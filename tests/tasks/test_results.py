@@ -17,6 +17,7 @@ from fedcore.selection import Paired
 from tasks.device import DeviceReport
 from tasks.results import write_results
 
+EXCESS = Paired(-0.5, 0.1)
 NAMES = ("intercept", "x")
 FITTED = Fitted(n=10, means={"x": 3.0}, scales={"x": 2.0}, categories={}, marked=(), design=NAMES, intercept=True, interactions={})
 
@@ -40,7 +41,7 @@ def mixture(seed: int) -> Coefficients:
 
 def written(folder: Path, posteriors: dict[str, AnyPosterior | None], fitted: Fitted | None = None) -> None:
     reports = [
-        DeviceReport(device, 5, np.zeros(2), Score(2, 1.0), Score(2, 2.0), posterior, Paired(-0.5, 0.1), (1, 2, 2, 2) if posterior else None)
+        DeviceReport(device, 5, np.zeros(2), Score(2, 1.0), Score(2, 2.0), posterior, EXCESS, (1, 2, 2, 2) if posterior else None)
         for device, posterior in sorted(posteriors.items())
     ]
     write_results(folder, reports, NAMES, Score(1, 1.0), device_ids=sorted(posteriors), fitted=fitted, gaps={})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -139,5 +141,5 @@ def _ticks(low: float, high: float) -> list[float]:
     return apart
 
 
-def _percent(change: float) -> str:
+def _percent(change: Any) -> str:
     return f"{100 * change:+.0f} %".replace("-", "−") if round(100 * change) else "0 %"

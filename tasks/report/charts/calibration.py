@@ -21,7 +21,8 @@ def calibration(found: Found) -> Chart | None:
     panel.plot((0.4, 1.0), (0.4, 1.0), color=INK, linewidth=0.9, linestyle="--", label="as it should be")
     reach = np.nan_to_num(2.0 * se)
     low, high = np.maximum(share - reach, 0.0), np.minimum(share + reach, 1.0)
-    panel.errorbar(LEVELS, share, yerr=(share - low, high - share), fmt="o", color=BLUE, capsize=3, markersize=5, label="the fleet, ± 2 standard errors")
+    told = "the fleet, ± 2 standard errors"
+    panel.errorbar(LEVELS, share, yerr=(share - low, high - share), fmt="o", color=BLUE, capsize=3, markersize=5, label=told)
     panel.set_xticks(LEVELS, [f"{level:.0%}" for level in LEVELS])
     panel.set_xlim(0.45, 1.0)
     panel.set_ylim(min(0.45, float(low.min()) - 0.03), 1.02)

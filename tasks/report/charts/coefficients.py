@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -32,11 +33,12 @@ def coefficients(found: Found) -> Chart | None:
         _forest(panel, found, j)
     for panel in panels[len(chosen) :]:
         panel.set_visible(False)
-    handles = [Line2D([], [], color=BLUE, marker="o", markersize=3.5, linewidth=1.0, label="device" + (", 90 % interval" if found.known else ""))]
+    label = "device, 90 % interval" if found.known else "device"
+    handles: list[Artist] = [Line2D([], [], color=BLUE, marker="o", markersize=3.5, linewidth=1.0, label=label)]
     if found.prior is not None:
         spread = bool(np.isfinite(found.prior.lower).all())
         handles.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.0, label="the fleet's mean"))
-        handles += [Patch(color=PRIOR, alpha=0.3, label="the fleet's prior, 90 %")] if spread else []  # pyright: ignore[reportAssignmentType]
+        handles += [Patch(color=PRIOR, alpha=0.3, label="the fleet's prior, 90 %")] if spread else []
     figure.legend(handles=handles, loc="outside upper left", ncols=3)
     left = d - len(chosen)
     which = f"; the {left} other columns, in which devices differ less, are in the table of coefficients" if left else ""

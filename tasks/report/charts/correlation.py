@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, Normalize, to_rgba
+from matplotlib.patches import Rectangle
 
 from tasks.report.clusters import Clusters, clusters
 from tasks.report.found import Found
@@ -64,14 +66,14 @@ def _letter(group: int) -> str:
     return "ABCDEFGH"[group]
 
 
-def _groups(panel: object, known: Clusters) -> None:
+def _groups(panel: Axes, known: Clusters) -> None:
+    if len(known.groups) == 1 and not known.outliers:
+        return
     for g in range(len(known.groups)):
         places = np.flatnonzero(known.group == g)
-        if len(known.groups) == 1 and not known.outliers:
-            return
-        low, size = places[0] - 0.5, len(places)
-        panel.plot([low, low + size, low + size, low, low], [low, low, low + size, low + size, low], color=INK, linewidth=1.3, clip_on=False)  # pyright: ignore[reportAttributeAccessIssue]
-        panel.text(len(known.devices) - 0.5, low + size / 2, f" {_letter(g)} ({size})", va="center", ha="left", fontsize=8, color=INK)  # pyright: ignore[reportAttributeAccessIssue]
+        size, ends = len(places), (places[0] - 0.5, places[-1] + 0.5)
+        panel.add_patch(Rectangle((ends[0], ends[0]), size, size, fill=False, edgecolor=INK, linewidth=1.3, clip_on=False))
+        panel.text(len(known.devices) - 0.5, sum(ends) / 2, f" {_letter(g)} ({size})", va="center", ha="left", fontsize=8)
 
 
 def _binned(matrix: np.ndarray) -> np.ndarray:

@@ -40,7 +40,12 @@ def participation(found: Found) -> Chart | None:
     else:
         panel.set_yticks([])
         panel.set_ylabel(f"{K} devices, by id")
-    marks = ((ANSWERED, "answered", BLUE), (SILENT, "silent", VERMILLION), (REFUSED, "answer not taken", INK), (ABSENT, "not drawn", "none"))
+    marks = (
+        (ANSWERED, "answered", BLUE),
+        (SILENT, "silent", VERMILLION),
+        (REFUSED, "not taken", INK),
+        (ABSENT, "not drawn", "none"),
+    )
     handles = [Patch(facecolor=colour, edgecolor=MUTED, label=name) for what, name, colour in marks if (did == what).any()]
     figure.legend(handles=handles, loc="outside upper left", ncols=4)
     drawn = (did != ABSENT).sum()
@@ -59,4 +64,4 @@ def _merged(did: np.ndarray, devices: int, rounds: int) -> np.ndarray:
     K, R = did.shape
     padded = np.zeros((-(-K // devices) * devices, -(-R // rounds) * rounds), dtype=bool)
     padded[:K, :R] = did
-    return padded.reshape(len(padded) // devices, devices, -1, rounds).any(axis=(1, 3))
+    return np.asarray(padded.reshape(len(padded) // devices, devices, -1, rounds).any(axis=(1, 3)))

@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import Patch
 
 from tasks.report.found import Found
-from tasks.report.style import BLUE, HATCH, MUTED, ORANGE, Chart, canvas, listed, short, styled
+from tasks.report.style import BLUE, GRID, HATCH, MUTED, ORANGE, Chart, canvas, listed, short, styled
 
 MOST = 40
 """Columns that are drawn: those that the most devices include."""
@@ -68,5 +68,5 @@ def _matrix(panel: Axes, signs: np.ndarray, devices: list[str]) -> None:
         panel.text(k, j, "+" if signs[j, k] > 0 else "−", ha="center", va="center", color=colour, fontweight="bold")
     panel.set_xticks(np.arange(0.5, len(devices) - 1), minor=True)
     panel.set_yticks(np.arange(0.5, len(signs) - 1), minor=True)
-    panel.grid(which="minor", color="#d5dae1", linewidth=0.6)
+    panel.grid(which="minor", color=GRID, linewidth=0.6)
     panel.tick_params(which="minor", length=0)

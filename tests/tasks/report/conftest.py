@@ -28,7 +28,7 @@ def record(number: int, fleet: tuple[str, ...], silent: tuple[str, ...] = (), re
     }
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def made() -> Callable[..., Found]:
     """Makes a run of K devices and d columns in which federation helps all but the last device, which it hurts."""
 
@@ -59,7 +59,7 @@ def made() -> Callable[..., Found]:
             "scores": scores,
             "known": Known(Theta, Theta - reach, Theta + reach, np.abs(Theta) > reach),
             "prior": Prior(np.zeros(d), np.full(d, -2.0), np.full(d, 2.0)),
-            "phi": tuple(Hyper("mu", name, 0.1, -0.1, 0.3, 0.0, 1.0) for name in names) + (Hyper("log_sigma2", "", -1.0, -1.2, -0.8, 0.0, 3.0),),
+            "phi": (*(Hyper("mu", name, 0.1, -0.1, 0.3, 0.0, 1.0) for name in names), Hyper("log_sigma2", "", -1.0, -1.2, -0.8, 0.0, 3.0)),
             "Omega": np.outer(sign, sign) + 0.1 * np.eye(K),
             "fewest_rows": 3,
         }
