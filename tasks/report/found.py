@@ -19,9 +19,10 @@ from fedcore.errors import Misuse, PlaceAway
 from fedcore.metrics import LEVELS
 from fedcore.posterior import coefficient_summary
 from fedcore.rounds import Schedule, draw_cohort
-from fedcore.rows import Booleans, DeviceData, Floats, Rows
+from fedcore.rows import Booleans, Floats
 from fedcore.trees import from_npz, unpack
 from tasks.checkpoint import Ledger, Record, RunFolder
+from tasks.newcomers import fleet_prior
 
 ABSENT, ANSWERED, SILENT, REFUSED = range(4)
 """Of a device in a round: not drawn; answered; drawn and silent; its answer was not taken."""
@@ -249,16 +250,14 @@ def _phi(folder: RunFolder) -> tuple[Hyper, ...]:
 
 
 def _prior(algorithm: AnyAlgorithm, spec: FleetSpec, server: Any) -> Prior | None:
-    """What a device would be given whose rows say nothing of its coefficients; where the fleet has learned a covariance between devices, a
-    normal distribution around zero with their mean variance."""
+    """See `fleet_prior`; where the fleet has learned a covariance between devices, a normal distribution around zero with their mean
+    variance."""
     d = spec.d
     if (Omega := getattr(server, "Omega", None)) is not None:
         spread = np.full(d, REACH * np.sqrt(diagonal(Omega).mean()))
         return Prior(np.zeros(d), -spread, spread)
-    nobody = DeviceData(Rows(np.zeros((1, d)), np.zeros(1)), Rows.empty(d), Rows.empty(d))
-    try:
-        result = algorithm.finalize(algorithm.newcomer(server), algorithm.init_device(spec, nobody), nobody)
-    except Misuse:
+    result = fleet_prior(algorithm, spec, server)
+    if result is None:
         return None
     if result.posterior is None:
         return Prior(result.theta, np.full(d, np.nan), np.full(d, np.nan))
