@@ -35,7 +35,7 @@ def devices_table(found: Found, known: Clusters | None, others: Sequence[Found])
     head = ["Device", "Training rows", "Test rows", "Error with the fleet", "Error alone", "Change", "Verdict", "Rounds missed"]
     groups = dict(zip(known.devices, known.group.tolist(), strict=True)) if known and (len(known.groups) > 1 or known.outliers) else {}
     head += ["Group"] if groups else []
-    head += [f"Error in {other.run_id}" for other in others]
+    head += [f"Error in run {i} ({other.algorithm})" for i, other in enumerate(others, 2)]
     scores, trained = found.scores, dict(zip(found.devices, found.n_train.tolist(), strict=True))
     scored = {device: k for k, device in enumerate(scores.devices)}
     rivals = [dict(zip(other.scores.devices, other.scores.rmse.tolist(), strict=True)) for other in others]
@@ -88,11 +88,11 @@ def runs_table(founds: Sequence[Found]) -> Table:
     """A row a run: what it was, and how well it did on the devices that all of them have scored."""
     common = set.intersection(*(set(each.scores.devices) for each in founds))
     rows: list[tuple[Cell, ...]] = []
-    for each in founds:
+    for i, each in enumerate(founds, 1):
         chosen = [k for k, device in enumerate(each.scores.devices) if device in common]
         ours, alone = each.scores.rmse[chosen], each.scores.alone[chosen]
         known = bool(chosen)
-        cells = [Cell(each.run_id), Cell(each.algorithm), Cell(each.outcome.name if each.outcome else "")]
+        cells = [Cell(f"{i}: {each.run_id}"), Cell(each.algorithm), Cell(each.outcome.name if each.outcome else "")]
         cells += [_figure(ours.mean() if known else np.nan), _figure(ours.max() if known else np.nan)]
         cells += [_figure(alone.mean() if known else np.nan), _whole(int(each.scores.hurt[chosen].sum()) if known else None)]
         up = sum(entry["uplink_bytes"] for entry in each.history)

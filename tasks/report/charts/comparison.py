@@ -17,8 +17,8 @@ def comparison(founds: Sequence[Found]) -> Chart | None:
     common = sorted(set.intersection(*(set(each.scores.devices) for each in founds)))
     if not common:
         return None
-    errors = {f"{each.algorithm}, {each.run_id}": _of(each, common, each.scores.rmse) for each in founds}
-    errors[f"alone, as in {founds[0].run_id}"] = _of(founds[0], common, founds[0].scores.alone)
+    errors = {f"{i}: {each.algorithm}": _of(each, common, each.scores.rmse) for i, each in enumerate(founds, 1)}
+    errors["alone, beside run 1"] = _of(founds[0], common, founds[0].scores.alone)
     figure = canvas(1.1 + 0.34 * len(errors))
     panel = figure.subplots()
     places = np.arange(len(errors))[::-1]
@@ -40,7 +40,8 @@ def comparison(founds: Sequence[Found]) -> Chart | None:
     ]
     figure.legend(handles=handles, loc="outside upper left", ncols=3)
     alt = "Mean error: " + "; ".join(f"{name}: {values.mean():.4g}" for name, values in errors.items()) + "."
-    caption = f"Errors of the {len(common)} devices that have a score in all of these runs, each on its own test rows."
+    caption = f"Errors of the {len(common)} devices that have a score in all of these runs, each on its own test rows. "
+    caption += f"Run 1 is {founds[0].run_id}."
     return Chart("comparison", "The runs side by side", caption, alt, figure)
 
 

@@ -143,5 +143,5 @@ def test_runs_are_compared_on_the_devices_that_all_of_them_scored(made: Made) ->
     chart = comparison([one, other])
     assert chart is not None
     assert "Errors of the 4 devices" in chart.caption
-    means = [float(value) for value in re.findall(r"run-\d: ([\d.]+\d)", chart.alt)]
+    means = [float(value) for value in re.findall(r"(?:1: hm2|2: eb|run 1): ([\d.]+\d)", chart.alt)]
     np.testing.assert_allclose(means, [one.scores.rmse[:4].mean(), other.scores.rmse.mean(), one.scores.alone[:4].mean()], rtol=1e-3)

@@ -88,5 +88,5 @@ def test_runs_of_other_targets_are_not_compared(made: Made) -> None:
 
 def test_another_run_stands_beside_each_device(made: Made) -> None:
     text = page(made(3), [made(3, seed=1, run_id="run-2", algorithm="eb")])
-    assert "Error in run-2" in text
+    assert "Error in run 2 (eb)" in text
     assert 'id="runs"' in text
