@@ -9,7 +9,7 @@ demo: $(READY)
 	@test -e datasets/demo/dataset.toml || $(BIN)/fedlin simulate demo --dataset demo --seed 0
 	$(BIN)/fedlin train demo --config deployments/demo.toml
 
-test: $(READY)
+test: $(READY) .venv/.browser
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 lint: $(READY)
@@ -39,6 +39,12 @@ deploy: $(READY)
 lock:
 	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
 	    --no-emit-index-url --no-emit-find-links --no-annotate --no-header --quiet --output-file requirements.lock
+
+# The tests of reports use the machine's Chromium, or else one of Playwright's, which needs no root; without either they are skipped.
+.venv/.browser: $(READY)
+	@command -v chromium chromium-browser google-chrome >/dev/null || $(BIN)/playwright install --only-shell chromium || \
+	    echo "no Chromium: the tests of reports in a browser are skipped; apt-get install chromium brings one" >&2
+	@touch $@
 
 clean:
 	rm -rf .venv

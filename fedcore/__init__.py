@@ -21,6 +21,7 @@ from fedcore.posterior import (
     combination_tests,
     draws,
     prediction_intervals,
+    prediction_ranks,
 )
 from fedcore.rows import DeviceData, Rows
 from fedcore.separate import Separate
@@ -54,5 +55,6 @@ __all__ = [
     "included_signs",
     "inclusions",
     "prediction_intervals",
+    "prediction_ranks",
     "refit",
 ]

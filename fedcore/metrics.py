@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcore.algorithm import DeviceResult
+from fedcore.posterior import AnyPosterior, prediction_ranks
 from fedcore.rows import DeviceData, Floats, Rows
 
 
@@ -48,6 +49,18 @@ def constant_errors(data: DeviceData, rows: Rows) -> Floats:
     """The same of the best constant that a device knows, the mean target of its training rows."""
     with np.errstate(over="ignore", invalid="ignore"):
         return (rows.y - data.train.y.mean()) ** 2
+
+
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+"""Of the prediction intervals whose coverage is counted. They are few on purpose: many would tell where each row lies."""
+
+
+def covered(posterior: AnyPosterior, rows: Rows) -> tuple[int, ...]:
+    """How many targets lie in their equal-tailed prediction interval, one count for each of `LEVELS`."""
+    if not rows.n:
+        return (0,) * len(LEVELS)
+    inside = np.abs(2.0 * prediction_ranks(posterior, rows.X, rows.y) - 1.0)
+    return tuple(int((inside <= level).sum()) for level in LEVELS)
 
 
 def a_rmse(scores: Iterable[Score]) -> float:

@@ -190,6 +190,31 @@ def prediction_intervals(
     return _intervals(_combinations(posterior, X, "X of new rows", reference, noisy=True), level, shortest)
 
 
+def prediction_ranks(posterior: AnyPosterior, X: Floats, y: Floats) -> Floats:
+    """Where targets lie in their predictive distributions: the probability of a smaller one, noise included.
+
+    Uniform on (0, 1) where the posterior is calibrated; |2 rank - 1| is the level of the equal-tailed interval that just holds y.
+
+    Parameters
+    ----------
+    posterior
+        Of the device that the rows belong to.
+    X, y
+        Rows that it has not learned from, shapes (n, d) and (n,).
+
+    Returns
+    -------
+    Floats
+        Shape (n,).
+
+    Raises
+    ------
+    Misuse
+        Where X has another shape, or holds what is not a finite number.
+    """
+    return _combinations(posterior, X, "X of the rows", "normal", noisy=True).tails(y)[0]
+
+
 def coefficient_tests(posterior: AnyPosterior, *, reference: Reference = "normal") -> Tested:
     """Test each coefficient against zero; d hypotheses.
 

@@ -58,6 +58,13 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
             )
             if phi := findings.get("phi"):
                 write_phi(folder.results, phi, fleet.dataset.design_names)
+            # What they import takes as long as a short run to start.
+            from tasks.report.folder import write_figures
+            from tasks.tracking.model import write_model
+
+            write_figures(folder)
+            if outcome.ok:
+                write_model(folder)
         result = {
             "algorithm": run.config.algorithm,
             **sent(checkpoint.history, [folder]),

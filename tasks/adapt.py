@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedcore.data.disclosure import scored_rows
-from fedcore.metrics import score
 from tasks.cohort import Attempt, device_task
-from tasks.device import DeviceReport, alone, examined
+from tasks.device import DeviceReport, alone, examined, reported
 from tasks.ground import Station
 
 
@@ -25,8 +23,7 @@ def device_adapt(attempt: Attempt[Station]) -> Mapping[str, DeviceReport]:
         down, rounds = told
         data = examined(attempt, device_id).data
         result = station.algorithm.finalize(down, station.algorithm.init_device(station.spec, data), data)
-        test = scored_rows(data.test, station.dataset.contract)
         (own,) = alone(station, [device_id], [data], [range(1, rounds + 1)])
-        return DeviceReport(device_id, data.train.n, result.theta, score(result, test), own, result.posterior)
+        return reported(station, device_id, data, result, own)
 
     return attempt.each(report, attempt.told)

@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedcore.algorithm import FleetSpec, Outcome
+from fedcore.algorithm import DeviceResult, FleetSpec, Outcome
+from fedcore.comparison import HURT
 from fedcore.data import DeviceCard, DeviceSummary
 from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, scored_rows
 from fedcore.deadline import check_deadline, deadline, seconds_left
 from fedcore.errors import DeviceRefusal
 from fedcore.messages import Broadcast, DeviceInfo, Reply
-from fedcore.metrics import Score, score
+from fedcore.metrics import Score, covered, score, squared_errors
 from fedcore.posterior import AnyPosterior
 from fedcore.receipts import Memory, settle
 from fedcore.rounds import DeviceRngs, device_rng
 from fedcore.rows import DeviceData, Floats
+from fedcore.selection import Paired, paired
 from fedcore.separate import separate_rival
 from tasks.cohort import Attempt, device_task
 from tasks.ground import Earlier, Ground, Station
@@ -42,6 +44,11 @@ class DeviceReport(NamedTuple):
         of them to tell of.
     posterior
         Of its coefficients, where the algorithm has one.
+    excess
+        How much larger its squared errors on these rows are than on its own, paired by row.
+    covered
+        Where it has a posterior, how many of these rows' targets lie in their prediction intervals, one count for each of
+        `fedcore.metrics.LEVELS`.
     """
 
     device: str
@@ -50,6 +57,13 @@ class DeviceReport(NamedTuple):
     test: Score
     test_separate: Score
     posterior: AnyPosterior | None
+    excess: Paired
+    covered: tuple[int, ...] | None
+
+    @property
+    def hurt(self) -> bool:
+        """Whether federation made it worse by more than its few test rows explain; see `fedcore.comparison.HURT`."""
+        return self.excess.mean > HURT * self.excess.se
 
 
 class Opened(NamedTuple):
@@ -255,22 +269,27 @@ def device_finalize(attempt: Attempt[Station]) -> Mapping[str, DeviceReport]:
         {device_id: ready[device_id] for device_id in results},
     )
 
-    def report(device_id: str, by_itself: Score) -> DeviceReport:
-        data, result = ready[device_id].data, results[device_id]
-        test = scored_rows(data.test, station.dataset.contract)
-        return DeviceReport(device_id, data.train.n, result.theta, score(result, test), by_itself, result.posterior)
-
-    reports = attempt.each(report, own)
+    reports = attempt.each(
+        lambda device_id, by_itself: reported(station, device_id, ready[device_id].data, results[device_id], by_itself), own
+    )
     attempt.files.let_go()
     return reports
+
+
+def reported(station: Station, device_id: str, data: DeviceData, result: DeviceResult, own: DeviceResult) -> DeviceReport:
+    """What a device tells of its result, beside what it reaches on its own."""
+    test = scored_rows(data.test, station.dataset.contract)
+    excess = paired(squared_errors(result, test), squared_errors(own, test))
+    counts = covered(result.posterior, test) if result.posterior else None
+    return DeviceReport(device_id, data.train.n, result.theta, score(result, test), score(own, test), result.posterior, excess, counts)
 
 
 def _last(device: Settled) -> tuple[Any, Any, DeviceData]:
     return device.broadcast.down, device.memory.accepted, device.data
 
 
-def alone(station: Station, ids: Sequence[str], datas: Sequence[DeviceData], drawn: Sequence[Sequence[int]]) -> list[Score]:
-    """The scores of what devices reach each on its own, in the rounds that it was drawn in; see `separate_rival`."""
+def alone(station: Station, ids: Sequence[str], datas: Sequence[DeviceData], drawn: Sequence[Sequence[int]]) -> Sequence[DeviceResult]:
+    """What devices reach each on its own, in the rounds that it was drawn in; see `separate_rival`."""
     rival = separate_rival(station.algorithm)
     fleets = [FleetSpec((device_id,), station.spec.d) for device_id in ids]
     servers, devices = [rival.init_server(fleet) for fleet in fleets], list(rival.init_devices(fleets[0], datas))
@@ -291,9 +310,7 @@ def alone(station: Station, ids: Sequence[str], datas: Sequence[DeviceData], dra
         for i, state, up in zip(mine, states, ups, strict=True):
             devices[i] = state
             servers[i] = rival.aggregate(servers[i], [0], [up]).server
-    results = rival.finalize_devices([rival.broadcast(server, 0) for server in servers], devices, datas)
-    contract = station.dataset.contract
-    return [score(result, scored_rows(data.test, contract)) for result, data in zip(results, datas, strict=True)]
+    return rival.finalize_devices([rival.broadcast(server, 0) for server in servers], devices, datas)
 
 
 @device_task("device-forget", "forget {errand.name}", "clearing up")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from fedcore.data import Fitted
 from fedcore.data.places import Place, make_folder, write_durably
-from fedcore.metrics import a_rmse
+from fedcore.metrics import LEVELS, a_rmse
 from fedcore.posterior import AnyPosterior, Posterior, Summary, coefficient_summary
 from fedcore.trees import Arrays, npz, pack
 from tasks.device import DeviceReport
@@ -31,7 +31,8 @@ def write_results(
     gaps: Mapping[str, Mapping[str, int | None]],
 ) -> None:
     """Write `theta.npz`, `server.npz`, `devices.parquet`; where the algorithm has posteriors `posterior.npz` and `posteriors.parquet`,
-    with the table's column `theta_sd`; and, where the data were prepared by it, `preprocessing.json`.
+    with the first table's columns `theta_sd` and `covered.<level>` (see `DeviceReport`); and, where the data were prepared by it,
+    `preprocessing.json`.
 
     `posterior.npz` holds posteriors as they are where they are normal. Mixtures, whose components differ in number, it holds by `mean`,
     `covariance` (of the joint distribution as a whole) and `noise` (its mean). `posteriors.parquet` has a row for each device and
@@ -69,6 +70,7 @@ def write_results(
         write_durably(folder / "posterior.npz", npz(_posteriors(known, coefficients, fitted)))
         write_durably(folder / "posteriors.parquet", _parquet(posterior_table(known, coefficients)))
     write_durably(folder / "server.npz", npz({**pack(server), "devices": np.array(list(device_ids))}))
+    levels = list(enumerate(LEVELS)) if known else []
     table = pa.table(
         {
             "device": [report.device for report in reports],
@@ -76,6 +78,8 @@ def write_results(
             "n_test": [report.test.n for report in reports],
             "rmse_test": [finite(report.test.rmse) for report in reports],
             "rmse_separate": [finite(report.test_separate.rmse) for report in reports],
+            "hurt": [report.hurt for report in reports],
+            **{f"covered.{level:g}": [report.covered[i] if report.covered else None for report in reports] for i, level in levels},
             "theta": [report.theta.tolist() for report in reports],
             **({"theta_sd": [report.posterior.sd.tolist() if report.posterior else None for report in reports]} if known else {}),
             **{f"missing.{name}": _missing(reports, gaps, name) for name in sorted({name for told in gaps.values() for name in told})},
@@ -86,8 +90,8 @@ def write_results(
 
 def write_phi(folder: Place, phi: Mapping[str, Mapping[str, Sequence[float]]], coefficients: Sequence[str]) -> None:
     """Write `phi.parquet`, a row for each hyper-parameter: `block`, `feature` (the design column; "" for one that all share), `mean`, `sd`,
-    `lower` and `upper` (the equal-tailed interval at 90 %)."""
-    columns: dict[str, list[Any]] = {name: [] for name in ("block", "feature", "mean", "sd", "lower", "upper")}
+    `lower` and `upper` (the equal-tailed interval at 90 %), `prior_mean` and `prior_sd`."""
+    columns: dict[str, list[Any]] = {name: [] for name in ("block", "feature", *next(iter(phi.values())))}
     for block, found in phi.items():
         count = len(found["mean"])
         columns["block"] += [block] * count

@@ -14,7 +14,7 @@ from fedcore.data.contract import Contract, PolynomialMap, UnknownLevels
 from fedcore.data.fitted import Category, Fitted
 from fedcore.data.missing import complete_rows
 from fedcore.errors import DataError, Misuse
-from fedcore.rows import DeviceData, Floats, Rows
+from fedcore.rows import Booleans, DeviceData, Floats, Rows
 
 
 class Range(NamedTuple):
@@ -122,6 +122,18 @@ def predict(frame: pl.DataFrame, theta: Floats, contract: Contract, ranges: Rang
     Misuse
         Where `fitted` is missing, or `theta` has another shape.
     """
+    X, kept = new_design(frame, contract, ranges, where, fitted)
+    if theta.shape != X.shape[1:]:
+        raise Misuse(f"expected theta of shape {X.shape[1:]}, one coefficient for each column of the design, got shape {theta.shape}")
+    predicted = np.full(frame.height, np.nan)
+    predicted[kept] = X @ theta
+    return ranges.target.original(predicted) if ranges.target else predicted
+
+
+def new_design(
+    frame: pl.DataFrame, contract: Contract, ranges: Ranges, where: str, fitted: Fitted | None = None
+) -> tuple[Floats, Booleans]:
+    """The design of rows to predict for, shape (m, d), and which of the n rows these m are; parameters and errors as for `predict`."""
     _check_fitted(contract, fitted)
     # Where the contract drops rows, none that has a gap has a prediction; elsewhere the design has no gaps.
     dropped = frame.select(pl.any_horizontal(pl.all().is_null())).to_series().to_numpy() & (contract.missing.policy == "drop")
@@ -129,11 +141,7 @@ def predict(frame: pl.DataFrame, theta: Floats, contract: Contract, ranges: Rang
         X = _design(frame.filter(~dropped), contract, ranges, where, fitted)
     if not np.isfinite(X).all():
         raise DataError(f"{where}: the design overflows float64: correct the rows")
-    if theta.shape != X.shape[1:]:
-        raise Misuse(f"expected theta of shape {X.shape[1:]}, one coefficient for each column of the design, got shape {theta.shape}")
-    predicted = np.full(frame.height, np.nan)
-    predicted[~dropped] = X @ theta
-    return ranges.target.original(predicted) if ranges.target else predicted
+    return X, ~dropped
 
 
 def _check_fitted(contract: Contract, fitted: Fitted | None) -> None:

@@ -308,9 +308,17 @@ def local_copy(folder: Place) -> Generator[Path]:
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="fedlin-") as temporary:
-        for entry in entries(folder):
-            Path(temporary, entry.name).write_bytes(read_file(folder / entry.name))
+        _copy(folder, Path(temporary))
         yield Path(temporary)
+
+
+def _copy(source: Place, target: Path) -> None:
+    for entry in entries(source):
+        if entry.folder:
+            (target / entry.name).mkdir()
+            _copy(source / entry.name, target / entry.name)
+        else:
+            (target / entry.name).write_bytes(read_file(source / entry.name))
 
 
 def discard(path: Place) -> None:

@@ -325,7 +325,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         known = moments(server.kept.q).proper and not server.failed
         evidence, k = server.log_evidence, server.certificate.k
         return {
-            "phi": phi(server, self.hierarchy.blocks(spec.d)) if known else None,
+            "phi": phi(server, self.hierarchy.blocks(spec.d), self._model(server.units).prior(spec.d)) if known else None,
             "log_evidence": evidence if np.isfinite(evidence) else None,
             "pareto_k": k if np.isfinite(k) else None,
         }

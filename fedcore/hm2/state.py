@@ -135,8 +135,9 @@ class Info(NamedTuple):
     skipped: float
 
 
-def phi(server: Server, blocks: dict[str, int], level: float = 0.9) -> dict[str, dict[str, list[float]]]:
-    """Means, standard deviations and equal-tailed intervals of phi, by block: of the certificate's draws where these are reliable.
+def phi(server: Server, blocks: dict[str, int], prior: NaturalParams, level: float = 0.9) -> dict[str, dict[str, list[float]]]:
+    """Means, standard deviations and equal-tailed intervals of phi, by block: of the certificate's draws where these are reliable. And
+    means and standard deviations of the prior.
 
     Parameters
     ----------
@@ -144,6 +145,8 @@ def phi(server: Server, blocks: dict[str, int], level: float = 0.9) -> dict[str,
         Of a run past its start.
     blocks
         Names and lengths; see `Hierarchy.blocks`.
+    prior
+        Of phi; see `Hierarchy.prior`.
     level
         Probability of an interval.
     """
@@ -156,7 +159,9 @@ def phi(server: Server, blocks: dict[str, int], level: float = 0.9) -> dict[str,
         found = moments(server.kept.q)
         mean, sd = found.mean, np.sqrt(np.diagonal(found.covariance))
         lower, upper = mean + sd * ndtri(tail), mean - sd * ndtri(tail)
+    before = moments(prior)
     columns = {"mean": mean, "sd": sd, "lower": lower, "upper": upper}
+    columns |= {"prior_mean": before.mean, "prior_sd": np.sqrt(np.diagonal(before.covariance))}
     ends = np.cumsum(list(blocks.values()))
     return {
         block: {name: values[end - length : end].tolist() for name, values in columns.items()}

@@ -70,7 +70,8 @@ def phi_intervals(seed: int, mean: Floats = MEAN, tau: Floats = TAU) -> Interval
     result = fit(algorithm, hierarchical_fleet(seed, mean, tau), rounds=ROUNDS, seed=seed)
     if not result.outcome.ok:
         return result.outcome
-    found = phi(result.server, algorithm.hierarchy.blocks(len(mean)), LEVEL)
+    model, d = algorithm.hierarchy, len(mean)
+    found = phi(result.server, model.blocks(d), model.prior(d), LEVEL)
     parts = [np.concatenate([found[block][name] for block in ("mu", "log_tau")]) for name in ("mean", "lower", "upper")]
     labels = tuple(f"{name}_{i + 1}" for name in ("mu", "log tau") for i in range(len(mean)))
     return Intervals(labels, np.concatenate([mean, np.log(tau)]), *parts)

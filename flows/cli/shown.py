@@ -66,7 +66,7 @@ def _show_end(out: Console, result: Mapping[str, Any]) -> None:
     out.print(f"{result['outcome']} after {rounds} round{'' if rounds == 1 else 's'}: {result['message']}")
     out.print(f"run {result['run_id']}, {result['wall_s']:.1f} s, {decimal(result['uplink_bytes'])} sent by the devices")
     out.print(f"Prefect recorded {result['task_runs_recorded']} of {result['task_runs']} task runs")
-    out.print(f"results in {_near(place(result['artifacts']))}")
+    out.print(f"results in {near(place(result['artifacts']))}")
 
 
 def figure(value: float | None) -> str:
@@ -91,5 +91,6 @@ def settings(options: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in options.items())
 
 
-def _near(path: Place) -> Place:
+def near(path: Place) -> Place:
+    """A path from here, where it is below."""
     return path.relative_to(Path.cwd()) if isinstance(path, Path) and path.is_relative_to(Path.cwd()) else path

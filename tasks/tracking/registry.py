@@ -22,6 +22,9 @@ CHAMPION = "champion"
 RUN_ID = "fedlin.run_id"
 DECISION = "fedlin.decision."
 
+MODEL = "model"
+"""Among a run's artifacts, its fleet model: what a version is loaded from, where the run has one."""
+
 MOST = 10_000
 """Versions that are asked for at a time."""
 
@@ -94,7 +97,7 @@ class Registry:
         raise Misuse(f"{self.name} has no version {number}: fedlin champion shows those that were decided about")
 
     def register(self, run_id: str, mlflow_run_id: str, tags: dict[str, str]) -> Version:
-        """The version of a run, with what it has left in MLflow as its source; made where it is missing.
+        """The version of a run, made where it is missing; its source is the run's fleet model in MLflow, or all that it has left there.
 
         Parameters
         ----------
@@ -115,6 +118,8 @@ class Registry:
                     return _version(each)
             source = self._client.get_run(mlflow_run_id).info.artifact_uri
             assert source is not None
+            if self._client.list_artifacts(mlflow_run_id, MODEL):
+                source = f"{source}/{MODEL}"
             made = self._client.create_model_version(self.name, source, mlflow_run_id, tags={**tags, RUN_ID: run_id})
             return _version(made)
 

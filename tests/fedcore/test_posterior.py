@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedcore import DeviceData, Eb, Misuse, Posterior, coefficient_intervals, coefficient_tests, combination_tests, prediction_intervals
+from fedcore import (
+    DeviceData,
+    Eb,
+    Misuse,
+    Posterior,
+    coefficient_intervals,
+    coefficient_tests,
+    combination_tests,
+    prediction_intervals,
+    prediction_ranks,
+)
 from fedcore.algorithm import FleetSpec
 from fedcore.eb import Prior
 from fedcore.posterior import Reference
@@ -35,6 +45,12 @@ def test_against_scipy(reference: Reference, law: stats.rv_continuous) -> None:
     reach = law.ppf(0.95) * np.sqrt([0.25 + 2 * 0.1 + 0.64 + 0.36, 0.36])
     center = np.array([-1.0, 0.0])
     np.testing.assert_allclose([low, high], [center - reach, center + reach], rtol=1e-12)
+
+
+def test_ranks_are_predictive_probabilities() -> None:
+    X, y = np.array([[1.0, 1.0], [0.0, 0.0], [2.0, -1.0]]), np.array([-1.0, 0.6, 3.0])
+    sd = np.sqrt([0.25 + 2 * 0.1 + 0.64 + 0.36, 0.36, 4 * 0.25 - 4 * 0.1 + 0.64 + 0.36])
+    np.testing.assert_allclose(prediction_ranks(POSTERIOR, X, y), stats.norm.cdf((y - [-1.0, 0.0, 4.0]) / sd), rtol=1e-12)
 
 
 def test_t_is_classical_inference_where_the_fleet_tells_nothing() -> None:

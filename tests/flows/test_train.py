@@ -125,7 +125,7 @@ def test_what_a_run_leaves(server: Orchestrator, home: Path, fleet: Callable[...
     losses = client.get_metric_history(result["mlflow_run_id"], "loss")
     assert [(metric.step, metric.value) for metric in losses] == [(c + 1, each["loss"]) for c, each in enumerate(expected.history)]
     names = {artifact.path for artifact in client.list_artifacts(result["mlflow_run_id"])}
-    assert names == {"theta.npz", "server.npz", "devices.parquet", "config.json", "manifest.json"}
+    assert names == {"theta.npz", "server.npz", "devices.parquet", "config.json", "manifest.json", "figures", "model"}
     manifest = json.loads((folder / "manifest.json").read_text())
     assert set(manifest["devices"][0]) == {"device", "n_train", "n_validation", "n_test", "sha256"}
     with np.load(folder / "results/server.npz") as stored:

@@ -13,9 +13,11 @@ from fedcore.data import Fitted
 from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
 from fedcore.metrics import Score
 from fedcore.posterior import AnyPosterior
+from fedcore.selection import Paired
 from tasks.device import DeviceReport
 from tasks.results import write_results
 
+EXCESS = Paired(-0.5, 0.1)
 NAMES = ("intercept", "x")
 FITTED = Fitted(n=10, means={"x": 3.0}, scales={"x": 2.0}, categories={}, marked=(), design=NAMES, intercept=True, interactions={})
 
@@ -39,7 +41,8 @@ def mixture(seed: int) -> Coefficients:
 
 def written(folder: Path, posteriors: dict[str, AnyPosterior | None], fitted: Fitted | None = None) -> None:
     reports = [
-        DeviceReport(device, 5, np.zeros(2), Score(2, 1.0), Score(2, 2.0), posterior) for device, posterior in sorted(posteriors.items())
+        DeviceReport(device, 5, np.zeros(2), Score(2, 1.0), Score(2, 2.0), posterior, EXCESS, (1, 2, 2, 2) if posterior else None)
+        for device, posterior in sorted(posteriors.items())
     ]
     write_results(folder, reports, NAMES, Score(1, 1.0), device_ids=sorted(posteriors), fitted=fitted, gaps={})
 
@@ -57,6 +60,8 @@ def test_a_row_for_each_device_and_coefficient(made: type, tmp_path: Path) -> No
             np.testing.assert_array_equal(table[name].to_numpy()[2 * k : 2 * k + 2], values)
     devices = pq.read_table(tmp_path / "devices.parquet")
     assert devices["theta_sd"].to_pylist() == [known["a"].sd.tolist(), known["b"].sd.tolist(), None]
+    assert devices["covered.0.5"].to_pylist() == [1, 1, None]
+    assert devices["hurt"].to_pylist() == [False] * 3
 
 
 def test_normal_posteriors_are_stored_as_they_are(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from fedcore import (
     combination_tests,
     draws,
     prediction_intervals,
+    prediction_ranks,
 )
 from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
 from fedcore.posterior import AnyPosterior
@@ -60,6 +61,7 @@ QUESTIONS: dict[str, Callable[[AnyPosterior], object]] = {
     "combination_intervals": lambda posterior: combination_intervals(posterior, ROWS[:2], 0.5),
     "combination_tests": lambda posterior: combination_tests(posterior, ROWS[:2], 0.3),
     "prediction_intervals": lambda posterior: prediction_intervals(posterior, ROWS),
+    "prediction_ranks": lambda posterior: prediction_ranks(posterior, ROWS, np.linspace(-1.0, 1.0, len(ROWS))),
     "mean": lambda posterior: posterior.mean,
     "sd": lambda posterior: posterior.sd,
 }

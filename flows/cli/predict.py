@@ -1,0 +1,54 @@
+"""`fedlin predict`: predictions of a training's fleet model for a file of rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcore.errors import Misuse
+from flows.cli import options
+from flows.cli.shown import console, near
+from flows.workspace import Workspace
+
+CHAMPION = "@champion"
+
+Model = Annotated[str, typer.Argument(metavar="RUN_ID", help=f"A training, or DATASET{CHAMPION}.", show_default=False)]
+File = Annotated[Path, typer.Argument(help="A .csv or .parquet file with the column device and the features.", show_default=False)]
+Output = Annotated[
+    Path | None, typer.Option(help="The .csv or .parquet file to write, by default FILE with -predicted.", show_default=False)
+]
+
+
+def command(model: Model, file: File, output: Output = None, target: options.Target = None, as_json: options.AsJson = False) -> None:
+    """Predict the target of new rows of any device, with intervals at 90 % where the method has them."""
+    from flows.runs import find_run
+    from tasks.fleet_models import build_model
+    from tasks.new_rows import read_rows, write_predictions
+
+    workspace = Workspace.find()
+    run_id = _champion(workspace, model.removesuffix(CHAMPION), target) if model.endswith(CHAMPION) else model
+    found = build_model(find_run(workspace, run_id))
+    predicted = found.predict(read_rows(file, found.contract))
+    written = output or file.with_name(f"{file.stem}-predicted{file.suffix}")
+    write_predictions(predicted, written)
+    strangers = sorted({device for device in predicted["device"].to_list() if device not in found.estimates})
+    if as_json:
+        print(json.dumps({"run_id": run_id, "rows": predicted.height, "strangers": strangers, "predictions": str(written)}), flush=True)
+        return
+    out = console()
+    if strangers:
+        some = f"{', '.join(strangers[:5])}{' and others' if len(strangers) > 5 else ''}"
+        out.print(f"not in the fleet, so taken for its prior: {len(strangers)} devices ({some})")
+    out.print(f"{predicted.height} rows predicted with run {run_id}, in {near(written)}")
+
+
+def _champion(workspace: Workspace, dataset: str, target: str | None) -> str:
+    from flows.champions import open_registry
+
+    champion = open_registry(workspace, dataset, target).champion()
+    if champion is None:
+        raise Misuse(f"data set {dataset!r} has no champion: fedlin retrain {dataset} makes one")
+    return champion.run_id

@@ -1,0 +1,47 @@
+"""`fedlin report`: a training run as one HTML file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedcore.data.places import write_durably
+from fedcore.errors import Misuse
+from flows.cli import options
+from flows.cli.shown import console, near
+from flows.workspace import Workspace
+
+NAME = "report.html"
+
+RunId = Annotated[str, typer.Argument(metavar="RUN_ID", help="A training that has ended.", show_default=False)]
+Compare = Annotated[
+    list[str] | None,
+    typer.Option(metavar="RUN_ID", help="Another training on the same data set and target; may be given again.", show_default=False),
+]
+Output = Annotated[Path | None, typer.Option(help=f"The file, by default {NAME} in the run's folder.", show_default=False)]
+
+
+def command(run: RunId, compare: Compare = None, output: Output = None, as_json: options.AsJson = False) -> None:
+    """Write what a run means for the devices, and its details, as one HTML file that needs no network."""
+    from flows.runs import find_run
+    from tasks.report.found import read_found
+    from tasks.report.page import page
+    from tasks.report.words import verdict
+
+    workspace = Workspace.find()
+    found, *others = (read_found(find_run(workspace, each)) for each in (run, *(compare or ())))
+    target = output.absolute() if output else workspace.runs / run / NAME
+    try:
+        write_durably(target, page(found, others).encode())
+    except OSError as error:
+        raise Misuse(f"{target} cannot be written ({error.strerror}): name another file with --output") from None
+    answer = verdict(found)
+    if as_json:
+        print(json.dumps({"run_id": run, "report": str(target), **answer._asdict()}), flush=True)
+        return
+    out = console()
+    out.print(f"{answer.headline}: {answer.sentences[0]}" if len(answer.sentences) else answer.headline)
+    out.print(f"report in {near(target)}")

@@ -1,0 +1,152 @@
+"""How figures look, and how they become files: colours that the colour-blind can tell apart, each with a marker or hatching beside it."""
+
+from __future__ import annotations
+
+import functools
+import io
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+BLUE, VERMILLION, ORANGE = "#0072b2", "#d55e00", "#e69f00"
+"""Okabe and Ito's."""
+
+HATCH = "////"
+"""Of what is to be seen without colour too."""
+
+INK, MUTED, GRID, PRIOR = "#1c2127", "#59626e", "#d5dae1", "#9aa3af"
+
+THEMED = {
+    INK: "ink",
+    MUTED: "muted",
+    GRID: "grid",
+    PRIOR: "prior",
+    BLUE: "blue",
+    VERMILLION: "vermillion",
+    ORANGE: "orange",
+}
+"""What a page calls the colours, as in `var(--chart-ink)`, so that its theme can choose them anew."""
+
+DPI = 130
+WIDTH = 7.2
+"""Inches."""
+
+STYLE: Any = {
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.facecolor": "none",
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "hatch.linewidth": 0.6,
+    "text.parse_math": False,  # names are the user's
+    "svg.fonttype": "none",
+    "svg.image_inline": True,
+}
+
+
+class Chart(NamedTuple):
+    """A figure with its words.
+
+    Attributes
+    ----------
+    name
+        Of its file, without an ending.
+    title, caption
+        What it is, and how to read it.
+    alt
+        What it shows, for those who do not see it.
+    figure
+        The figure.
+    """
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    figure: Figure
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Let a function draw in this style."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
+        with rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def canvas(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure, sizes in inches."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def grid(panel: Axes, axis: str) -> None:
+    """Grid lines of one axis."""
+    panel.grid(axis=axis, color=GRID, linewidth=0.6)  # pyright: ignore[reportArgumentType]
+
+
+def short(name: str, most: int = 20) -> str:
+    """A name that fits a label."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Names in a sentence, the first of them where they are many."""
+    shown = [short(name, 40) for name in names[:most]]
+    if len(names) > most:
+        return f"{', '.join(shown)} and {len(names) - most} more"
+    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1]))) if shown else "none"
+
+
+def png(figure: Figure) -> bytes:
+    """As a picture on white paper."""
+    return _saved(figure, format="png", dpi=DPI, facecolor="white")
+
+
+@styled
+def svg(chart: Chart) -> str:
+    """As an element of a page, whose style sheet chooses its colours; ids are its own among the page's."""
+    text = _saved(chart.figure, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))).decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{chart.name}-', text)
+    text = re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{chart.name}-", text)
+    for side in ("width", "height"):
+        text = re.sub(rf'(<svg\b[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
+    for colour, name in THEMED.items():
+        text = text.replace(colour, f"var(--chart-{name})")
+    return text
+
+
+def _saved(figure: Figure, **options: object) -> bytes:
+    content = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a name in letters that the font lacks; a page has others
+        figure.savefig(content, **options)  # pyright: ignore[reportArgumentType]
+    return content.getvalue()

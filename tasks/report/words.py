@@ -1,0 +1,79 @@
+"""A run in words for those who own the devices: whether federation helps them, and how sure that is."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+from fedcore.selection import paired
+from tasks.report.found import Found
+from tasks.report.style import listed
+
+CHANCE = 0.05
+"""p, of a two-sided paired t test over devices, from which on a mean difference may be chance."""
+
+Answer = Literal["yes", "no", "unclear", "unknown"]
+
+
+class Verdict(NamedTuple):
+    """The answer to "does federation help here?".
+
+    Attributes
+    ----------
+    answer
+        `unclear` where the difference may be chance, `unknown` where no device has told a score.
+    headline
+        The answer as a person gives it.
+    sentences
+        What it rests on.
+    """
+
+    answer: Answer
+    headline: str
+    sentences: tuple[str, ...]
+
+
+def verdict(found: Found) -> Verdict:
+    """The mean difference in RMSE to each device on its own, paired by device, and whether it may be chance (see `CHANCE`)."""
+    scores, K = found.scores, len(found.scores.devices)
+    if not K:
+        rule = f"a score is told of {found.fewest_rows} test rows or more"
+        why = f"No device has test rows that a score may be told of ({rule}). Give the contract a [split] with test rows, and train again."
+        return Verdict("unknown", "This run cannot say", (why,))
+    ours, alone = float(scores.rmse.mean()), float(scores.alone.mean())
+    difference = paired(scores.rmse, scores.alone)
+    better = int((scores.change < 0).sum())
+    share = f"{100 * abs(ours / alone - 1):.1f} % {'less' if ours < alone else 'more'}"
+    many = "device" if K == 1 else f"{K} devices"
+    told = [
+        f"On rows that no model has seen, predictions are off by {ours:.4g} (mean over {many}) where each device on its own is off by "
+        f"{alone:.4g}: {share}.",
+        f"{better} of {K} devices {'is' if better == 1 else 'are'} better off with the fleet.",
+    ]
+    hurt = [scores.devices[k] for k in np.argsort(-scores.change) if scores.hurt[k]]
+    told.append(
+        f"{len(hurt)} {'is' if len(hurt) == 1 else 'are'} worse off by more than chance explains: {listed(hurt)}."
+        if hurt
+        else "None is worse off by more than chance explains."
+    )
+    if K > 1:
+        told.append(f"The mean difference is {difference.mean:+.3g} ± {difference.se:.2g} (standard error over devices).".replace("-", "−"))
+    if silent := len(found.devices) - K:
+        rule = f"they have fewer than {found.fewest_rows} test rows, or no finite score"
+        told.append(f"{silent} {'device is' if silent == 1 else 'devices are'} not counted: {rule}.")
+    sure = K > 1 and abs(difference.mean) > stdtrit(K - 1, 1 - CHANCE / 2) * difference.se
+    if not sure:
+        return Verdict("unclear", "It cannot be told", (*told, "With so few devices, or so small a difference, that may be chance."))
+    if difference.mean < 0:
+        return Verdict("yes", "Yes" if not hurt else "Yes, but not for every device", tuple(told))
+    return Verdict("no", "No", (*told, "Each device is better served on its own, or by another method: fedlin compare tries them all."))
+
+
+def size(count: float) -> str:
+    """A number of bytes in its largest unit."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count:.0f} bytes"

@@ -1,0 +1,81 @@
+"""`fedlin report` on real runs, and the figures that they leave."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from typer.testing import CliRunner
+
+from fedcore.data import Dataset
+from fedcore.errors import Misuse
+from flows.cli.app import app
+from flows.config import TrainConfig
+from flows.orchestrator import Orchestrator
+from flows.train import train
+from tasks.checkpoint import RunFolder
+from tasks.report import charts, folder
+from tasks.report.found import read_found
+
+
+def test_a_run_leaves_its_figures_and_gets_a_report(home: Path, fleet: Callable[..., Dataset], server: Orchestrator) -> None:
+    fleet()
+    for name, algorithm in (("one", "hm2"), ("two", "hm1")):
+        train(TrainConfig(dataset="small", rounds=4, algorithm=algorithm), run_id=name, return_state=True)
+    result = json.loads((home / "runs/one/result.json").read_text())
+    stored = MlflowClient(f"sqlite:///{home}/mlflow.db").list_artifacts(result["mlflow_run_id"], "figures")
+    drawn = ["benefit", "calibration", "coefficients", "hyperparameters", "progress", "selection"]
+    assert sorted(Path(each.path).stem for each in stored) == drawn
+    told = CliRunner().invoke(app, ["report", "one", "--compare", "two", "--json"])
+    answer = json.loads(told.stdout)
+    text = Path(answer["report"]).read_text()
+    assert Path(answer["report"]) == home / "runs/one/report.html"
+    assert all(sentence.replace("'", "&#39;") in text for sentence in answer["sentences"])
+    for part in ("runs", "devices", "coefficients", "calibration", "training", "settings"):
+        assert f'<section id="{part}"' in text
+    # What the figures are made from is what the run knows.
+    found = read_found(RunFolder(home / "runs/one"))
+    assert found.scores.rmse.mean() == pytest.approx(result["a_rmse"], rel=1e-12)
+    assert found.scores.alone.mean() == pytest.approx(result["a_rmse_separate"], rel=1e-12)
+    assert (found.scores.change < 0).sum() == result["devices_better"]
+    assert [each.mean for each in found.phi if each.block == "mu"] == result["phi"]["mu"]["mean"]
+    other = read_found(RunFolder(home / "runs/two"))
+    assert other.Omega is not None
+    assert other.known is None
+
+
+def test_a_figure_that_cannot_be_drawn_is_left_out(
+    home: Path, fleet: Callable[..., Dataset], server: Orchestrator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet()
+
+    def progress(found: object) -> None:
+        raise ValueError("1.25")  # it may quote what it drew
+
+    monkeypatch.setattr(folder, "CHARTS", (progress, charts.benefit))
+    with caplog.at_level(logging.WARNING, "fedlin.report"):
+        train(TrainConfig(dataset="small", rounds=2), run_id="run", return_state=True)
+    assert json.loads((home / "runs/run/result.json").read_text())["ok"]
+    assert [file.name for file in (home / "runs/run/results/figures").iterdir()] == ["benefit.png"]
+    assert [each.getMessage() for each in caplog.records if each.name == "fedlin.report"] == [
+        "run run has no figure of its progress: ValueError"
+    ]
+
+
+def test_what_has_no_report_says_what_has(home: Path, fleet: Callable[..., Dataset]) -> None:
+    with pytest.raises(Misuse, match=r"no run 'run' in .*: fedlin status lists them"):
+        read_found(RunFolder(home / "runs/run"))
+    begun = RunFolder(home / "runs/run")
+    begun.create({"command": "compare", "given": {}}, {})
+    with pytest.raises(Misuse, match="run run was begun by fedlin compare, of which there is no report: name a run of fedlin train"):
+        read_found(begun)
+    begun.write_json("config.json", {"command": "retrain", "given": {}})
+    with pytest.raises(Misuse, match="its challenger is run run-challenger"):
+        read_found(begun)
+    begun.write_json("config.json", {"command": "train", "given": {}, "resolved": {}})
+    with pytest.raises(Misuse, match="run run has left no results yet: fedlin status run says how far it is"):
+        read_found(begun)

@@ -1,0 +1,68 @@
+"""Runs as a report finds them, made up in memory: of any number of devices, with or without scores, posteriors and covariance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcore.algorithm import Outcome
+from tasks.report.found import Found, Hyper, Known, Prior, Scores
+
+
+def record(number: int, fleet: tuple[str, ...], silent: tuple[str, ...] = (), reasons: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A round's record in which all devices are drawn."""
+    return {
+        "round_num": number,
+        "phase": "start" if number == 1 else "main",
+        "cohort": len(fleet),
+        "answered": len(fleet) - len(silent),
+        "loss": 1.0 / number,
+        "uplink_bytes": 80 * len(fleet),
+        "downlink_bytes": 100 * len(fleet),
+        "seconds": 0.1,
+        "silent": [*silent, *reasons],
+        "reasons": dict.fromkeys(reasons, "a number that is not finite"),
+    }
+
+
+@pytest.fixture(scope="session")
+def made() -> Callable[..., Found]:
+    """Makes a run of K devices and d columns in which federation helps all but the last device, which it hurts."""
+
+    def make(K: int = 6, d: int = 3, rounds: int = 5, seed: int = 0, **fields: Any) -> Found:
+        rng = np.random.default_rng(seed)
+        fleet, names = tuple(f"d{k:04d}" for k in range(K)), tuple(f"x{j}" for j in range(d))
+        sign = np.where(np.arange(K) % 2, 1.0, -1.0)
+        Theta = sign * rng.uniform(0.5, 2.0, (d, 1)) + 0.2 * rng.standard_normal((d, K))
+        alone = rng.uniform(0.9, 1.1, K)
+        rmse = alone * np.where(np.arange(K) == K - 1, 1.5, rng.uniform(0.5, 0.8, K))
+        n = np.full(K, 20)
+        covered = np.stack([n * share for share in (0.5, 0.8, 0.9, 0.95)], axis=1)
+        scores = Scores(fleet, n, rmse, alone, np.arange(K) == K - 1, covered)
+        reach = rng.uniform(0.1, 1.0, (d, K))
+        whole: dict[str, Any] = {
+            "run_id": "run-1",
+            "dataset": "pumps",
+            "target": "pressure",
+            "algorithm": "hm2",
+            "settings": {"eta": 0.1, "rounds": rounds, "seed": 0, "participation": 1.0, "quorum": 0.5},
+            "outcome": Outcome("completed", f"all {rounds} rounds were run", ok=True),
+            "history": [record(r + 1, fleet) for r in range(rounds)],
+            "coefficients": names,
+            "fleet": fleet,
+            "devices": fleet,
+            "Theta": Theta,
+            "n_train": np.full(K, 30),
+            "scores": scores,
+            "known": Known(Theta, Theta - reach, Theta + reach, np.abs(Theta) > reach),
+            "prior": Prior(np.zeros(d), np.full(d, -2.0), np.full(d, 2.0)),
+            "phi": (*(Hyper("mu", name, 0.1, -0.1, 0.3, 0.0, 1.0) for name in names), Hyper("log_sigma2", "", -1.0, -1.2, -0.8, 0.0, 3.0)),
+            "Omega": np.outer(sign, sign) + 0.1 * np.eye(K),
+            "fewest_rows": 3,
+        }
+        return Found(**whole | fields)
+
+    return make

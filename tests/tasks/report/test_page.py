@@ -1,0 +1,92 @@
+"""The report of a run: what it says, and what it does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from fedcore.algorithm import Outcome
+from fedcore.errors import Misuse
+from tasks.report.found import Found, Scores
+from tasks.report.page import page
+from tasks.report.words import verdict
+
+Made = Callable[..., Found]
+
+
+def scored(found: Found, change: np.ndarray, hurt: bool = False) -> Found:
+    """The run with these changes of the RMSE."""
+    scores = found.scores._replace(rmse=found.scores.alone * (1 + change), hurt=np.full(len(found.devices), hurt))
+    return replace(found, scores=scores)
+
+
+def test_the_answer_is_that_of_a_paired_test(made: Made) -> None:
+    found = made(20)
+    rng = np.random.default_rng(0)
+    clear, noise = np.full(20, -0.2) + 0.01 * rng.standard_normal(20), rng.standard_normal(20)
+    noise = 0.1 * (noise - noise.mean())
+    assert (verdict(scored(found, clear)).answer, verdict(scored(found, clear)).headline) == ("yes", "Yes")
+    assert verdict(scored(found, clear, hurt=True)).headline == "Yes, but not for every device"
+    assert verdict(scored(found, -clear)).answer == "no"
+    assert verdict(scored(found, noise)).answer == "unclear"
+    # Two devices are two pairs, and two standard errors of them are nothing.
+    assert verdict(scored(made(2), np.array([-0.2, -0.3]))).answer == "unclear"
+    assert verdict(scored(made(1), np.array([-0.9]))).answer == "unclear"
+
+
+def test_without_scores_it_says_so_and_what_to_do(made: Made) -> None:
+    nobody = Scores((), *(np.zeros(0) for _ in range(3)), np.zeros(0, dtype=bool), None)
+    answer = verdict(made(scores=nobody))
+    assert answer.headline == "This run cannot say"
+    assert "[split]" in answer.sentences[0]
+    assert "This run cannot say" in page(made(scores=nobody))
+
+
+def test_what_may_not_be_told_is_not(made: Made) -> None:
+    found = made(4)
+    kept = replace(found, scores=Scores(*(value[:3] for value in found.scores)))  # the last device has too few test rows
+    text = page(kept)
+    row = re.search(r"<th scope=\"row\">d0003</th>.*?</tr>", text, re.DOTALL)
+    assert row is not None
+    assert row.group().count("not told") == 4
+    assert "no score" in row.group()
+    assert "1 device is not counted" in text
+
+
+def test_it_asks_nothing_of_the_network_and_escapes_names(made: Made) -> None:
+    text = page(replace(made(d=1), coefficients=("<img src=//x onerror=alert(1)>",), target="</title><script>alert(1)</script>"))
+    tags: list[tuple[str, dict[str, str | None]]] = []
+
+    class Tags(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            tags.append((tag, dict(attrs)))
+
+    Tags().feed(text)
+    assert [tag for tag, _ in tags].count("script") == 1
+    assert "img" not in {tag for tag, _ in tags}
+    addresses = [value for _, attributes in tags for name, value in attributes.items() if name in ("src", "href", "xlink:href", "action")]
+    assert addresses
+    assert all(address and address.startswith(("#", "data:")) for address in addresses)
+    assert all(address.startswith("#") for address in re.findall(r"url\(([^)]*)\)", text))
+    assert "default-src 'none'" in text
+
+
+def test_a_run_that_failed_says_so_first(made: Made) -> None:
+    text = page(made(outcome=Outcome("diverged", "the steps overflow", ok=False)))
+    assert text.index("This run ended as diverged") < text.index('id="answer-title"')
+
+
+def test_runs_of_other_targets_are_not_compared(made: Made) -> None:
+    with pytest.raises(Misuse, match="run run-1 has target 'pressure' of 'pumps', run run-2 has target 'flow' of 'pumps'"):
+        page(made(), [made(run_id="run-2", target="flow")])
+
+
+def test_another_run_stands_beside_each_device(made: Made) -> None:
+    text = page(made(3), [made(3, seed=1, run_id="run-2", algorithm="eb")])
+    assert "Error in run 2 (eb)" in text
+    assert 'id="runs"' in text
