@@ -17,6 +17,7 @@ from fedcore.comparison import Standing, standing
 from fedcore.data import Dataset, RandomSplit, TimeSplit
 from fedcore.rows import Floats
 from fedcore.selection import select
+from flows.cancelling import cancellable
 from flows.fleet import Fleet
 from flows.running import TASK_RUNNER, Run, at_end, flow_run_name, open_data, run_rounds, scalars, seconds, sent
 from flows.searches import REFERENCE, Candidate, CompareConfig
@@ -66,6 +67,7 @@ class Repeat(NamedTuple):
 
 
 @flow(name="fedlin-compare", flow_run_name=flow_run_name, task_runner=TASK_RUNNER, persist_result=False)
+@cancellable
 @in_turn
 def compare(config: CompareConfig | None = None, run_id: str | None = None) -> State[None]:
     """Compare algorithms on a data set, or go on with a comparison that was interrupted.
