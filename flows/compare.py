@@ -17,6 +17,7 @@ from fedcore.comparison import Standing, standing
 from fedcore.data import Dataset, RandomSplit, TimeSplit
 from fedcore.rows import Floats
 from fedcore.selection import select
+from flows.cancelling import cancellable
 from flows.fleet import Fleet
 from flows.runners import THREADS, on_runner
 from flows.running import Run, at_end, flow_run_name, open_data, run_rounds, scalars, seconds, sent
@@ -67,6 +68,7 @@ class Repeat(NamedTuple):
 
 
 @flow(name="fedlin-compare", flow_run_name=flow_run_name, task_runner=THREADS, persist_result=False)
+@cancellable
 @in_turn
 @on_runner
 def compare(config: CompareConfig | None = None, run_id: str | None = None) -> State[None]:

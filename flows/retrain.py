@@ -17,6 +17,7 @@ from fedcore.errors import FedlinError, Misuse
 from fedcore.messages import nbytes
 from fedcore.metrics import Score
 from fedcore.promotion import Contest, contest, refusal
+from flows.cancelling import RunCancelled, cancellable
 from flows.champions import FILE, Trained, carry_out, decide, decided, open_registry, show_metrics
 from flows.config import RetrainConfig, RunConfig, TrainConfig
 from flows.drifts import Drifts
@@ -57,6 +58,7 @@ class Ring(NamedTuple):
 
 
 @flow(name="fedlin-retrain", flow_run_name=flow_run_name, task_runner=THREADS, persist_result=False)
+@cancellable
 @in_turn
 @on_runner
 def retrain(config: RetrainConfig | None = None, run_id: str | None = None) -> State[None]:
@@ -259,7 +261,10 @@ class _Retraining:
 
     def _run_train(self, config: TrainConfig | None) -> State[Any]:
         self.task_runs += 1  # Prefect keeps a flow within a flow as a task of the outer one too
-        return train(config, run_id=self.trained.run_id, return_state=True)
+        state = train(config, run_id=self.trained.run_id, return_state=True)
+        if state.is_cancelled():
+            raise RunCancelled(state.message)
+        return state
 
     def _result(self) -> dict[str, Any] | None:
         return self.trained.read_json("result.json") if is_file(self.trained.path / "result.json") else None

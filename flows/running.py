@@ -27,6 +27,7 @@ from fedcore.data.places import read_file, write_durably
 from fedcore.errors import Misuse
 from fedcore.rounds import RunState, rounds
 from flows.artifacts import run_artifacts
+from flows.cancelling import Cancellation
 from flows.config import DataConfig, RunConfig
 from flows.fleet import Fleet
 from flows.logs import about, log, logged
@@ -213,12 +214,17 @@ def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[
         What is run, and where its checkpoint is.
     before
         Rounds of other folders that are counted first.
+
+    Raises
+    ------
+    RunCancelled
+        Where somebody has cancelled the run in Prefect.
     """
     checkpoint = folder.load() or Checkpoint(fleet.initial_state, (), None)
     run.metrics.show([*before, *checkpoint.history])
     if checkpoint.outcome:
         return checkpoint
-    schedule = fleet.schedule
+    schedule, cancellation = fleet.schedule, Cancellation()
     with (
         run_progress(folder.run_id, schedule.rounds, checkpoint.state.main_rounds) as progress,
         run_artifacts(schedule.rounds, checkpoint.history) as artifacts,
@@ -240,6 +246,8 @@ def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[
             artifacts.show(checkpoint.history)
             run.metrics.show([*before, *checkpoint.history])
             _await_recorder(fleet)
+            if not report.outcome:
+                cancellation.check()
             started = time.perf_counter()
     return checkpoint
 

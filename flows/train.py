@@ -7,6 +7,7 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 
+from flows.cancelling import cancellable
 from flows.config import TrainConfig
 from flows.fleet import Fleet
 from flows.parent import Parent
@@ -16,6 +17,7 @@ from tasks.results import figures, write_phi, write_results
 
 
 @flow(name="fedlin-train", flow_run_name=flow_run_name, task_runner=THREADS, persist_result=False)
+@cancellable
 @on_runner
 def train(config: TrainConfig | None = None, run_id: str | None = None) -> State[None]:
     """Train on a data set, or go on with a run that was interrupted.

@@ -12,6 +12,7 @@ from prefect.client.schemas.objects import State
 from fedcore.algorithm import Outcome
 from fedcore.rows import Floats
 from fedcore.selection import Rule, paired, select
+from flows.cancelling import cancellable
 from flows.runners import THREADS, on_runner
 from flows.running import Run, at_end, flow_run_name, open_data, run_rounds, scalars, seconds, sent
 from flows.searches import Candidate, TuneConfig
@@ -24,6 +25,7 @@ from tasks.trials import device_validate
 
 
 @flow(name="fedlin-tune", flow_run_name=flow_run_name, task_runner=THREADS, persist_result=False)
+@cancellable
 @on_runner
 def tune(config: TuneConfig | None = None, run_id: str | None = None) -> State[None]:
     """Search an algorithm's settings, or go on with a search that was interrupted.

@@ -172,6 +172,8 @@ def _flow_state(command: str, settings: DataConfig | None, run_id: str) -> Any:
 
 def _why(state: Any, command: str, run_id: str) -> FedlinError:
     """Why a flow left no result: its own word where it is fedlin's, else the kind of the failure."""
+    if state.is_cancelled():
+        return FedlinError(f"run {run_id} stopped, {state.message}: go on with fedlin {command} --resume {run_id}")
     found = state.result(raise_on_failure=False)
     if isinstance(found, FedlinError):
         return found
