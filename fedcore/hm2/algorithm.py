@@ -31,6 +31,7 @@ from fedcore.hm2.approximation import Approximation, Proposal, of_prior, refresh
 from fedcore.hm2.certificate import (
     LEAST,
     LOOKS,
+    UNKNOWN,
     Certificate,
     certified,
     draws,
@@ -54,6 +55,9 @@ STARTERS, START_ROUNDS = 10, 10
 
 SECOND_ROUNDS = 50
 """The most rounds of the phase `second`."""
+
+NEWCOMER_POINTS = 600
+"""How many values stand for phi in the result of a device that was not in the run: its rows may leave few of them with weight."""
 
 UNITS, SITES, MAIN, SECOND, CERTIFICATE = "units", "sites", "main", "second", "certificate"
 
@@ -134,8 +138,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         return to_all(Ask(float(server.phase), server.point, server.units), len(cohort))
 
     def _current(self, server: Server, *, taken: bool) -> Current:
-        certificate = server.certificate
-        values = certificate.sample(self.hierarchy.POINTS) if server.ended else certificate.points[:0]
+        certificate, points = server.certificate, self.hierarchy.POINTS if taken else NEWCOMER_POINTS
+        values = certificate.sample(points) if server.ended else certificate.points[:0]
         return Current(server.approximation.q, float(server.which), server.units, values, float(taken))
 
     def local_steps(
@@ -154,7 +158,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             up = Proposal(change, np.zeros(m), np.zeros(m))
             return Stacked(_with_site(device, 0, change), m), Stacked(up, m), infos
         if isinstance(down, Check):
-            values = np.maximum(model.log_factor(device.private, draws(alike(down.spread))), LEAST)
+            found = model.log_factor(device.private, draws(alike(down.spread)))
+            values = np.where(np.isnan(found), UNKNOWN, np.maximum(found, LEAST))
             return devices, Stacked(LogFactors(values), m), Stacked(DeviceInfo(model.loss(device.private)), m)
         q = alike(down.q)
         which = 1 if isinstance(down, Seeking) else int(np.asarray(down.which)[0])
@@ -281,7 +286,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         if server.second_rounds:
             kept = "the one from the prior" if server.which else "the one from the start"
             message += f"; of two modes {kept} has the larger evidence"
-        if np.isfinite(server.certificate.k):
+        if server.looks:
             message += f"; {_told(server.certificate)}"
         if skipped := server.approximation.skipped:
             message += f"; {skipped} of {len(server.heard)} devices had no proposal in it, try a smaller damping"
@@ -309,14 +314,18 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
     def caution(self, server: Server) -> str:
         far = "means of phi are far from where their prior has them: scale features and target so that coefficients are about 1 in size"
         far = far if server.units else f"{far}, or use hyperprior=scaled"
-        unchecked = "phi's moments were not checked by importance sampling, since the run has not converged"
-        change = server.approximation.change
+        reason = "not every device answered" if server.ended else "the run has not converged"
+        unchecked = f"phi's moments were not checked by importance sampling, since {reason}"
+        change, last = server.approximation.change, float(np.abs(server.approximation.move).max())
         moved = f"phi has not settled, the last round would have moved it by {change:.2g} of its standard deviations"
         unsettled = f"{moved}: allow more rounds, or a smaller damping"
+        untold = f"only rounds that every device answers tell whether phi has settled; the last one would have moved it by {last:.2g}"
+        partly = f"{untold} of its standard deviations"
         parts = {
             self.hierarchy.CAUTION: True,
             unsettled: not server.ended and self.tolerance <= change < np.inf,
-            unchecked: not server.ended and self._asks_certificate(server),
+            partly: not server.ended and change == np.inf and self.phases[server.phase] == MAIN,
+            unchecked: not server.looks and self._asks_certificate(server),
             far: self._model(server.units).far(server.kept.q),
         }
         return "; ".join(part for part, holds in parts.items() if part and holds)
@@ -393,6 +402,8 @@ def _failed(server: Server) -> Aggregated:
 
 
 def _told(certificate: Certificate) -> str:
+    if not certificate.known:
+        return "importance sampling could not check phi, since a device could not find its likelihood at some values of it"
     if certificate.reliable:
         return f"phi's moments are those of importance sampling, with Pareto k = {certificate.k:.2f}"
     return f"importance sampling could not check them, with Pareto k = {certificate.k:.2f}, so means and intervals may be off"

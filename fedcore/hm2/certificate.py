@@ -48,8 +48,9 @@ SLIM = 3.0
 
 TINY = float(np.finfo(float).tiny)
 
-LEAST = -1e300
-"""Stands for a log likelihood of minus infinity in messages."""
+LEAST, UNKNOWN = -1e290, 1e300
+"""Stand in messages for a log likelihood of minus infinity, and for one that a device could not find. No fleet has so many of the first
+that they would hide one of the second in the sum."""
 
 
 class Spread(NamedTuple):
@@ -81,7 +82,7 @@ class Certificate(NamedTuple):
     k
         Shape of the Pareto distribution of their largest weights; NaN where there are none.
     effective
-        How many independent draws they are worth.
+        How many independent draws they are worth; NaN where a device could not find its likelihood at some, and nothing is known.
     log_evidence
         log of the integral of the prior times all f_k.
     mean, covariance
@@ -114,7 +115,12 @@ class Certificate(NamedTuple):
 
     def gains(self, before: Certificate) -> bool:
         """Whether it is so much better than the one before, or still so bad, that another look is worth while."""
-        return not self.reliable or self.effective > GAIN * before.effective
+        return self.known and (not self.reliable or self.effective > GAIN * before.effective)
+
+    @property
+    def known(self) -> bool:
+        """Whether every device could find its likelihood at every draw."""
+        return not np.isnan(self.effective)
 
     def quantiles(self, below: float) -> Floats:
         """Of each component of phi, shape (p,)."""
@@ -206,6 +212,8 @@ def certified(before: Certificate, spread: Spread, log_posterior: Floats) -> Cer
     # All draws together are one sample of one mixture, whoever came first: what an early look missed gets no weight by that.
     whole = Spread(*(np.concatenate(parts) for parts in zip(before.spread, spread, strict=True)))
     points, values = np.concatenate([before.points, draws(spread)]), np.concatenate([before.log_posterior, log_posterior])
+    if (values > 0.5 * UNKNOWN).any():
+        return before._replace(k=np.inf, effective=np.nan)
     log_weight = values - logsumexp(_log_joint(whole, points), axis=1)
     weight, k = smoothed(log_weight)
     top, mean = log_weight.max(), weight @ points

@@ -23,7 +23,7 @@ from fedcore.hm2.laplace import Tilt
 from fedcore.hm2.natural import LOG_2PI
 from fedcore.hm2.penalised import NEGLIGIBLE, Prepared
 from fedcore.hm2.scale_mixture import variational
-from fedcore.hm2.sited import Sited, scale_ratio
+from fedcore.hm2.sited import Sited, most_evidence, scale_ratio
 from fedcore.rows import Floats
 
 LOG_KAPPA = np.linspace(-15.0, 15.0, 61)
@@ -46,16 +46,13 @@ class Horseshoe(Sited):
     def inner(self, private: Prepared, phi: Floats) -> Inner:
         """At phi of shape (m, J, 2); variational where expectation propagation has run away.
 
-        It has if the evidence is none, or more than it can be: with a prior that is a mixture of normal distributions around zero, p(y) is
-        one of N(y; 0, V), V - sigma^2 I positive semi-definite, the largest of which has y's direction alone in V - sigma^2 I.
+        It has if the evidence is none, or more than it can be.
         """
         found, rows, noise = super().inner(private, phi), private.rows, np.exp(phi[..., 1])
         explained = (rows.y**2).sum(axis=1)[:, None] / noise
-        most = np.log(np.maximum(explained, 1.0)) + np.minimum(explained, 1.0) + np.asarray(rows.rss)[:, None] / noise
-        most = -0.5 * (np.asarray(rows.n)[:, None] * (LOG_2PI + phi[..., 1]) + most)
         tilt = self.tilt(found.cavity_mean, found.cavity_variance, scale_ratio(phi)[..., None])
         left = ((rows.y[:, None] - product(rows.R[:, None], tilt.mean)) ** 2).sum(axis=2) / noise
-        lost = ~((found.log_evidence <= most) & (left <= explained))
+        lost = ~((found.log_evidence <= most_evidence(private, phi)) & (left <= explained))
         if not lost.any():
             return found
         device, node = np.nonzero(lost)

@@ -102,7 +102,7 @@ class Normal(ABC):
 
     START: ClassVar[tuple[str, ...]] = ("em1", "em2", "em3")
     CAUTION: ClassVar[str] = ""
-    POINTS: ClassVar[int] = 600
+    POINTS: ClassVar[int] = 1500
 
     def __post_init__(self) -> None:
         """Raises Misuse on an option out of bounds."""

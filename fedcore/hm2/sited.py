@@ -15,9 +15,13 @@ from fedcore.hm2.coefficients import Coefficients
 from fedcore.hm2.grid import Nodes
 from fedcore.hm2.inner import Inner, inner_ep
 from fedcore.hm2.laplace import Tilt, elastic_net_tilt, laplace_tilt
+from fedcore.hm2.natural import LOG_2PI
 from fedcore.hm2.penalised import Penalised, Prepared, mixture_of
 from fedcore.options import number
 from fedcore.rows import Floats
+
+ROUNDING = 1e-6
+"""Of an evidence, as a share of it."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,9 @@ class Sited(Penalised):
     CONVEX: ClassVar[bool] = True
 
     def log_factors(self, private: Prepared, phi: Floats) -> Floats:
-        return self.inner(private, phi).log_evidence
+        """NaN where what was found is more than any evidence can be, as with fewer rows than columns and little noise it may."""
+        found, most = self.inner(private, phi).log_evidence, most_evidence(private, phi)
+        return np.where(found <= most + ROUNDING * np.abs(most), found, np.nan)
 
     def estimates(self, private: Prepared, phi: Floats) -> Floats:
         mean = self.inner(private, phi).mean[:, 0]
@@ -107,6 +113,18 @@ class ElasticNet(Sited):
         scale, width = (np.repeat(each[..., None], inner.mean.shape[2], axis=2) for each in self.scales(found.phi))
         share = width / (inner.cavity_variance + width)  # the cavity times the prior's normal part
         return with_kinks(found, inner, share * inner.cavity_mean, share * inner.cavity_variance, scale)
+
+
+def most_evidence(private: Prepared, phi: Floats) -> Floats:
+    """The largest log p(y) that is possible, of m devices at phi of shape (m, J, 2): shape (m, J).
+
+    With a prior that is a mixture of normal distributions around zero, p(y) is one of N(y; 0, V), V - sigma^2 I positive semi-definite, the
+    largest of which has y's direction alone in V - sigma^2 I.
+    """
+    rows, noise = private.rows, np.exp(phi[..., 1])
+    explained = (rows.y**2).sum(axis=1)[:, None] / noise
+    squares = np.log(np.maximum(explained, 1.0)) + np.minimum(explained, 1.0) + np.asarray(rows.rss)[:, None] / noise
+    return -0.5 * (np.asarray(rows.n)[:, None] * (LOG_2PI + phi[..., 1]) + squares)
 
 
 def scale_ratio(phi: Floats) -> Floats:

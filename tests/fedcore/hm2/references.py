@@ -40,7 +40,7 @@ def compared(found: dict[str, dict[str, list[float]]], posterior: dict[str, Any]
 def phi_of(result: FitResult, algorithm: Hm2) -> dict[str, dict[str, list[float]]]:
     """phi by block."""
     d = len(next(iter(result.theta.values())))
-    return phi(result.server, algorithm.hierarchy.blocks(d))
+    return phi(result.server, algorithm.hierarchy.blocks(d), algorithm.hierarchy.prior(d))
 
 
 def fitted(name: str, algorithm: Hm2, rounds: int = 60) -> tuple[FitResult, np.ndarray, np.ndarray]:

@@ -106,7 +106,7 @@ def exact_lasso(devices: Fleet) -> Exact:
 
 
 def of_phi(result: FitResult, algorithm: Hm2) -> tuple[Floats, Floats]:
-    found = phi(result.server, algorithm.hierarchy.blocks(1)).values()
+    found = phi(result.server, algorithm.hierarchy.blocks(1), algorithm.hierarchy.prior(1)).values()
     mean, sd = (np.concatenate([block[name] for block in found]) for name in ("mean", "sd"))
     return mean, sd
 

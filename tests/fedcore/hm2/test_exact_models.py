@@ -339,7 +339,7 @@ class TestConjugate:
         result = fit(Ep(certificate="off"), devices)
         mean, covariance, _ = marginal(Conjugate(), devices)
         sd = np.sqrt(covariance.diagonal())
-        found = phi(result.server, Conjugate().blocks(3))
+        found = phi(result.server, Conjugate().blocks(3), Conjugate().prior(3))
         assert {name: len(columns["mean"]) for name, columns in found.items()} == {"first": 1, "others": 2}
         np.testing.assert_allclose(found["others"]["mean"], mean[1:], rtol=1e-9)
         np.testing.assert_allclose(found["first"]["sd"], sd[:1], rtol=1e-9)

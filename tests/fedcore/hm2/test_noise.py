@@ -22,7 +22,7 @@ def test_one_noisier_device(K: int, n: int, times: float, damping: float) -> Non
     algorithm = Hm2(damping=damping, certificate="off")
     result = fit(algorithm, {f"{k:03d}": (X[k], y[k]) for k in range(K)}, rounds=60)
     assert result.outcome.name == "converged"
-    found = phi(result.server, algorithm.hierarchy.blocks(2))["log_sigma2"]
+    found = phi(result.server, algorithm.hierarchy.blocks(2), algorithm.hierarchy.prior(2))["log_sigma2"]
     rss = sum(float(np.linalg.lstsq(each, target)[1][0]) for each, target in zip(X, y, strict=True))
     freedom = K * (n - 2)
     sd = np.sqrt(2.0 / freedom)
