@@ -158,8 +158,9 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             up = Proposal(change, np.zeros(m), np.zeros(m))
             return Stacked(_with_site(device, 0, change), m), Stacked(up, m), infos
         if isinstance(down, Check):
-            found = model.log_factor(device.private, draws(alike(down.spread)))
-            values = np.where(np.isnan(found), UNKNOWN, np.maximum(found, LEAST))
+            values = draws(alike(down.spread))
+            found = model.log_factor(device.private, values)
+            values = np.where(found <= model.bound(device.private, values), np.maximum(found, LEAST), UNKNOWN)
             return devices, Stacked(LogFactors(values), m), Stacked(DeviceInfo(model.loss(device.private)), m)
         q = alike(down.q)
         which = 1 if isinstance(down, Seeking) else int(np.asarray(down.which)[0])
@@ -251,7 +252,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         if not self._asks_certificate(server):
             return server._replace(ended=True)
         found = [each.q for each in (first, second)[: 1 + (found and phase == SECOND)]]
-        spread = first_spread(server.spread, found)
+        elsewhere = self._model(server.units).elsewhere(server.approximation.q)
+        spread = first_spread(server.spread, found, elsewhere)
         return server._replace(phase=self.phases.index(CERTIFICATE), spread=spread, **_unheard(server))
 
     def _asks_certificate(self, server: Server) -> bool:

@@ -27,14 +27,14 @@ from fedcore.hm2.natural import NaturalParams, moments
 from fedcore.hm2.nodes import cube
 from fedcore.rows import Floats
 
-MOST_DRAWS, DRAWS_A_NUMBER, FREEDOM = 8000, 1000, 8.0
+MOST_DRAWS, DRAWS_A_NUMBER, FREEDOM = 8000, 2000, 8.0
 """Draws of a look, and how many for each number in phi where that is fewer; and the degrees of freedom of the t distributions."""
 
 RELIABLE, SOUND = 0.7, 0.5
 """Largest k of weights that can be used, and of those that leave nothing to wish for."""
 
-PRIOR_SHARE, KEPT_SHARE = 0.15, 0.1
-"""Of the draws: from the prior at first, which moves to where these have weight, and from the prior all along."""
+ELSEWHERE_SHARE, KEPT_SHARE = 0.15, 0.1
+"""Of the draws: from where else the posterior may be, a part that moves to where draws have weight, and from the prior all along."""
 
 LOOKS, ENOUGH, GAIN = 8, 2500.0, 1.9
 """How often devices are asked at most; how many independent draws are enough; and the factor by which a look has to raise these, once the
@@ -173,12 +173,15 @@ def prior_spread(prior: NaturalParams) -> Spread:
     return Spread(np.ones(1), of.mean[None], of.covariance[None])
 
 
-def first_spread(prior: Spread, found: Sequence[NaturalParams]) -> Spread:
-    """The mixture that a check begins with, from the prior's part and approximations."""
+def first_spread(prior: Spread, found: Sequence[NaturalParams], elsewhere: NaturalParams | None) -> Spread:
+    """The mixture that a check begins with, from the prior's part, approximations, and where else the posterior may be: by default anywhere
+    that the prior is."""
     parts = [moments(each) for each in found]
-    share = np.array([*[(1.0 - PRIOR_SHARE - KEPT_SHARE) / len(found)] * len(found), PRIOR_SHARE, KEPT_SHARE])
-    means = np.array([*(part.mean for part in parts), prior.mean[0], prior.mean[0]])
-    covariances = np.array([*(part.covariance for part in parts), prior.covariance[0], prior.covariance[0]])
+    last = moments(elsewhere) if elsewhere else None
+    share = np.array([*[(1.0 - ELSEWHERE_SHARE - KEPT_SHARE) / len(found)] * len(found), ELSEWHERE_SHARE, KEPT_SHARE])
+    mean, covariance = (last.mean, last.covariance) if last else (prior.mean[0], prior.covariance[0])
+    means = np.array([*(part.mean for part in parts), mean, prior.mean[0]])
+    covariances = np.array([*(part.covariance for part in parts), covariance, prior.covariance[0]])
     return _spread(share, means, covariances)
 
 
@@ -277,6 +280,7 @@ def smoothed(log_weight: Floats) -> tuple[Floats, float]:
     return ratio / ratio.sum(), k
 
 
+@np.errstate(over="ignore")  # a shape that is far less likely than another has no weight
 def _pareto(above: Floats) -> tuple[float, float]:
     """Shape and scale of the generalised Pareto distribution, from values above 0, ascending; with a weak prior of the shape at 1/2."""
     n = len(above)

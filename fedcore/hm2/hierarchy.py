@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
+import numpy as np
+
 from fedcore.hm2.coefficients import Coefficients
 from fedcore.hm2.natural import NaturalParams, log_partition
 from fedcore.hm2.units import Units
@@ -135,6 +137,11 @@ class Hierarchy(Protocol[Private, Point, Statistics]):
         """log f_k(phi) of m devices at S values of phi, shape (S, p): shape (m, S)."""
         ...
 
+    def bound(self, private: Private, phi: Floats) -> Floats:
+        """What log f_k of m devices cannot be above at S values of phi, shape (m, S): a value of `log_factor` above it is none. Inf, or an
+        array that broadcasts, where the factors are exact."""
+        return np.array(np.inf)
+
     def coefficients(self, private: Private, q: NaturalParams, cavity: NaturalParams) -> list[Coefficients]:
         """The posterior of each device's coefficients, from the tilted distributions."""
         ...
@@ -142,6 +149,10 @@ class Hierarchy(Protocol[Private, Point, Statistics]):
     def coefficients_at(self, private: Private, phi: Floats, log_weight: Floats) -> list[Coefficients]:
         """The same, from S values that stand for phi, shape (S, p), with the log of their weights for each device, shape (m, S)."""
         ...
+
+    def elsewhere(self, q: NaturalParams) -> NaturalParams | None:
+        """A normal distribution over where the posterior may be besides near q; None for all of the prior."""
+        return None
 
     def doubtful(self, q: NaturalParams, devices: int) -> bool:
         """Whether q, the approximation of so many devices, may be off by so much that it is to be checked where nothing is said of

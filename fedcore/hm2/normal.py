@@ -248,6 +248,10 @@ class Normal(ABC):
                 values.append(log_density_own_noise(rows, mu, tau, noise, self._noise_mean, self.log_sigma2_sd**2))
         return np.array(values)
 
+    def bound(self, private: Private, phi: Floats) -> Floats:
+        """None: they are exact."""
+        return np.array(np.inf)
+
     def _noise_at(self, phi: Floats, noise: float) -> Floats:
         return np.exp(phi[:, -1]) if self._shared else np.full(len(phi), np.exp(noise))
 
@@ -285,6 +289,10 @@ class Normal(ABC):
                 noise = np.exp(own_noise(rows, mu, tau, guess, self._noise_mean, self.log_sigma2_sd**2, levels))
             results.append(mixture_at(rows, mu, tau, noise, log_weight[k]))
         return results
+
+    def elsewhere(self, q: NaturalParams) -> NaturalParams | None:
+        """All of the prior: noise may explain what the spread between devices does, and the other way round."""
+        return None
 
     def doubtful(self, q: NaturalParams, devices: int) -> bool:
         """Whether there are few devices and numbers."""

@@ -55,6 +55,9 @@ WIDE = 0.15
 """Standard deviation of log lambda from which on the approximation is worth a check: where coefficients are too few, or too weak, to say
 more of lambda, its posterior falls off slowly on the side where they are nothing."""
 
+LOOSE = 4.0
+"""Factor of the variance of log sigma^2 where log lambda is not where it is thought to be."""
+
 NEGLIGIBLE = 1e-12
 """Weight below which a node is left out of a mixture."""
 
@@ -254,6 +257,9 @@ class Penalised(ABC):
         blocks = (np.repeat(phi[None, start : start + size], m, axis=0) for start in range(0, len(phi), size))
         return np.concatenate([self.log_factors(private, block) for block in blocks], axis=1)
 
+    def bound(self, private: Prepared, phi: Floats) -> Floats:
+        return np.array(np.inf)
+
     def coefficients(self, private: Prepared, q: NaturalParams, cavity: NaturalParams) -> list[Coefficients]:
         found = self._on_grid(private, q, cavity)
         return self.mixtures(private, Nodes(found.phi, found.weight))
@@ -269,6 +275,11 @@ class Penalised(ABC):
             nodes = Nodes(np.repeat(phi[None], len(some), axis=0), weight[some.start : some.stop])
             found += self.mixtures(devices.take(list(some)).fields, nodes)
         return found
+
+    def elsewhere(self, q: NaturalParams) -> NaturalParams | None:
+        (mean, sd), found = self._log_lambda, moments(q)
+        noise = LOOSE * float(found.covariance[1, 1])
+        return natural(np.array([mean, float(found.mean[1])]), np.diag([sd**-2.0, 1.0 / noise]))
 
     def doubtful(self, q: NaturalParams, devices: int) -> bool:
         return bool(moments(q).covariance[0, 0] > WIDE**2)

@@ -31,9 +31,13 @@ class Sited(Penalised):
     CONVEX: ClassVar[bool] = True
 
     def log_factors(self, private: Prepared, phi: Floats) -> Floats:
-        """NaN where what was found is more than any evidence can be, as with fewer rows than columns and little noise it may."""
-        found, most = self.inner(private, phi).log_evidence, most_evidence(private, phi)
-        return np.where(found <= most + ROUNDING * np.abs(most), found, np.nan)
+        """Hardly more than any evidence can be: with fewer rows than columns, and little noise, what is found may be."""
+        most = most_evidence(private, phi)
+        return np.minimum(self.inner(private, phi).log_evidence, most + 2.0 * rounding(most))
+
+    def bound(self, private: Prepared, phi: Floats) -> Floats:
+        most = most_evidence(private, np.repeat(phi[None], len(private.rows.y), axis=0))
+        return most + rounding(most)
 
     def estimates(self, private: Prepared, phi: Floats) -> Floats:
         mean = self.inner(private, phi).mean[:, 0]
@@ -125,6 +129,11 @@ def most_evidence(private: Prepared, phi: Floats) -> Floats:
     explained = (rows.y**2).sum(axis=1)[:, None] / noise
     squares = np.log(np.maximum(explained, 1.0)) + np.minimum(explained, 1.0) + np.asarray(rows.rss)[:, None] / noise
     return -0.5 * (np.asarray(rows.n)[:, None] * (LOG_2PI + phi[..., 1]) + squares)
+
+
+def rounding(evidence: Floats) -> Floats:
+    """Of an evidence."""
+    return ROUNDING * (1.0 + np.abs(evidence))
 
 
 def scale_ratio(phi: Floats) -> Floats:

@@ -13,7 +13,7 @@ from scipy.special import log_ndtr, logsumexp
 
 from fedcore import Hm2, fit
 from fedcore.algorithm import FleetSpec
-from fedcore.fit import FitResult
+from fedcore.fit import FitResult, InProcess
 from fedcore.hm2.certificate import (
     LOOKS,
     Certificate,
@@ -26,7 +26,9 @@ from fedcore.hm2.certificate import (
     prior_spread,
 )
 from fedcore.hm2.natural import natural
-from fedcore.hm2.state import phi
+from fedcore.hm2.state import Check, phi
+from fedcore.messages import take
+from fedcore.rounds import Answers, Call, RunState, Schedule, rounds
 from fedcore.rows import DeviceData, Floats
 
 Fleet = dict[str, tuple[Floats, Floats]]
@@ -222,7 +224,7 @@ def looked(target: Target, spread: Spread) -> Certificate:
 
 
 def begun(p: int, prior_sd: float, mean: Floats, sd: Floats) -> Spread:
-    return first_spread(prior_spread(natural(np.zeros(p), np.eye(p) / prior_sd**2)), [natural(mean, np.diag(sd**-2.0))])
+    return first_spread(prior_spread(natural(np.zeros(p), np.eye(p) / prior_sd**2)), [natural(mean, np.diag(sd**-2.0))], None)
 
 
 @pytest.mark.parametrize("p", [2, 5, 12])
@@ -271,3 +273,40 @@ def test_weights_that_cannot_be_trusted_are_not_used() -> None:
     )
     assert not found.reliable
     assert found.sample(600).shape == (0, 8)
+
+
+def test_a_likelihood_that_cannot_be_found_is_said() -> None:
+    """A lasso with fewer rows than columns: with hardly any noise inner propagation ends with more than any evidence can be."""
+    rng = np.random.default_rng(0)
+    devices = {f"{k}": (X := rng.standard_normal((2, 3)), X @ rng.standard_normal(3) + rng.standard_normal(2)) for k in range(6)}
+    result = fit(Hm2(prior="lasso", certificate="on"), devices, rounds=100)
+    assert result.outcome.name == "converged"
+    assert not result.server.certificate.reliable
+    assert "could not find its likelihood at some values" in result.outcome.message
+
+
+class Silent(InProcess):
+    """Device 0 does not answer where it is asked for a certificate."""
+
+    def local_steps(self, call: Call) -> Answers:
+        found = super().local_steps(call)
+        if isinstance(call.broadcast(0).down, Check):
+            return Answers(found.answered[1:], take(found.ups, range(1, len(found.answered))), found.infos[1:])
+        return found
+
+
+def test_a_check_that_did_not_come_about_is_said() -> None:
+    devices = {name: DeviceData.of(*rows) for name, rows in one_column([4] * 6, 1.0, 0.5, np.random.default_rng(0)).items()}
+    algorithm, spec, schedule = Hm2(prior="isotropic"), FleetSpec(tuple(devices), 1), Schedule(rounds=60)
+    backend = Silent(algorithm, spec, list(devices.values()), 0)
+    *_, last = rounds(algorithm, spec, backend, schedule, RunState.initial(algorithm, spec))
+    assert last.outcome is not None
+    assert last.outcome.name == "converged"
+    assert "not checked by importance sampling, since not every device answered" in algorithm.caution(last.state.server)
+
+
+def test_a_run_of_which_no_round_was_whole_says_that_it_may_not_have_settled() -> None:
+    devices = one_column([4] * 10, 1.0, 0.5, np.random.default_rng(0))
+    result = fit(Hm2(prior="isotropic"), devices, rounds=10, participation=0.5)
+    assert result.outcome.name == "completed"
+    assert "only rounds that every device answers tell whether phi has settled" in result.outcome.message
