@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,19 @@ def real_file() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture
+def unprivileged() -> Callable[[], AbstractContextManager[None]]:
+    """Lets a part of a test run as a user who owns nothing here; root may read and write anywhere, so it has to step down."""
+
+    @contextmanager
+    def nobody() -> Iterator[None]:
+        if os.geteuid() == 0:
+            os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(os.getuid())
+
+    return nobody

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -28,17 +27,6 @@ from tasks.checkpoint import Checkpoint, RunFolder
 
 FEDLIN = [sys.executable, "-m", "flows.cli.app"]
 LIMIT = 300  # seconds that a whole command may take on a busy machine
-
-
-@contextmanager
-def unprivileged() -> Iterator[None]:
-    """As a user who owns nothing here; root may write anywhere, so it has to step down."""
-    if os.geteuid() == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(os.getuid())
 
 
 def fedlin(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -135,7 +123,12 @@ def test_bad_data_are_one_line_and_leave_nothing(
 
 @pytest.mark.parametrize("closed", ["", "datasets/small/device=c", "runs", "mlflow.db", ".prefect"])
 def test_a_store_that_cannot_be_written(
-    closed: str, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    closed: str,
+    home: Path,
+    fleet: Callable[..., Dataset],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    unprivileged: Callable[[], AbstractContextManager[None]],
 ) -> None:
     fleet()
     for folder in ("runs", ".prefect"):

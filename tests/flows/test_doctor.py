@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,17 +38,6 @@ from flows.stack.local import ENVIRONMENT
 from flows.workspace import Workspace
 from tasks.tracking.registry import Registry
 from tasks.tracking.runs import Tracker
-
-
-@contextmanager
-def unprivileged() -> Iterator[None]:
-    """As a user who owns nothing here; root may write anywhere, so it has to step down."""
-    if os.geteuid() == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(os.getuid())
 
 
 @pytest.fixture
@@ -130,7 +118,9 @@ def test_a_server_may_be_newer_than_we_are_and_of_the_same_major_version(server:
     assert (found.level if found else None) == level
 
 
-def test_a_folder_that_takes_no_file_is_an_error_and_looking_leaves_nothing(reachable: Path) -> None:
+def test_a_folder_that_takes_no_file_is_an_error_and_looking_leaves_nothing(
+    reachable: Path, unprivileged: Callable[[], AbstractContextManager[None]]
+) -> None:
     home = reachable
     before = sorted(home.rglob("*"))
     assert set(levels(places.folders(Workspace(home)))) == {"ok"}
@@ -167,7 +157,9 @@ def test_a_contract_without_devices_is_a_warning(home: Path) -> None:
     assert found == ("warning", "datasets", "small: a contract without devices: fedlin data import brings them in")
 
 
-def test_a_broken_contract_and_a_device_that_cannot_keep_its_state_are_errors(reachable: Path) -> None:
+def test_a_broken_contract_and_a_device_that_cannot_keep_its_state_are_errors(
+    reachable: Path, unprivileged: Callable[[], AbstractContextManager[None]]
+) -> None:
     workspace = Workspace(reachable)
     assert levels(places.datasets(workspace)) == ["ok"]
     simulated = Fleet(small_fleet(), np.zeros((3, 3)), np.eye(3))

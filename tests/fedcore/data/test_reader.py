@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from fedcore.data.names import checked_device_id
 from fedcore.data.parquet import decode, encode
 from fedcore.errors import DataError, Misuse
 
-NOBODY = 65534
 PART = "device=2/part-0.parquet"
 INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 
@@ -541,19 +540,8 @@ def test_a_link_to_nothing_is_refused(make: Callable[..., Dataset], target: str)
     assert refusal(lambda: dataset.load("2")).startswith(f"{PART}: cannot be read: ")
 
 
-@contextmanager
-def unprivileged() -> Iterator[None]:
-    """As a user who owns nothing here: root may read anything."""
-    if os.geteuid() == 0:
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(os.getuid())
-
-
 @pytest.mark.parametrize("closed", [PART, "device=2", "."])
-def test_what_may_not_be_read_is_said_so(closed: str, demo: Any) -> None:
+def test_what_may_not_be_read_is_said_so(closed: str, demo: Any, unprivileged: Callable[[], AbstractContextManager[None]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         dataset = create_dataset(Path(folder), "demo", demo.contract(), [("1", demo.frame()), ("2", demo.frame())])
