@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from fedcore.data.places import Place, discard, entries, make_folder, read_file, write_durably
+from fedcore.data.places import Place, discard, entries, is_folder, make_folder, read_file, stored, write_durably
+from fedcore.data.store import open_for_change
 from fedcore.errors import DeviceRefusal, Misuse, PlaceAway
 from fedcore.receipts import Memory
 from fedcore.rows import DeviceData
@@ -20,6 +21,9 @@ from fedcore.trees import dump_all, load_all
 from tasks.ground import Ground, Owner
 
 STATE, ROWS = ".npz", ".rows.npz"
+
+OF_RUNS, COHORT = ".fedlin", "cohort-"
+"""The folder of a data set with a folder for each run, and what the names of files of cohorts in it begin with."""
 
 
 class Kept(NamedTuple):
@@ -132,4 +136,31 @@ class Keeping:
     def _file(self, run_id: str, owner: Owner, suffix: str) -> Place:
         if isinstance(owner, str):
             return self._ground.state_folder(owner) / f"{run_id}{suffix}"
-        return self._ground.dataset.path / ".fedlin" / run_id / f"cohort-{owner:05}{suffix}"
+        return self._ground.dataset.path / OF_RUNS / run_id / f"{COHORT}{owner:05}{suffix}"
+
+
+def erase(root: Place, name: str, device_id: str) -> None:
+    """Delete what cohorts of all runs keep for a device of a data set. What it keeps on its own is in its folder, and goes with that.
+
+    Raises
+    ------
+    Misuse
+        Where the data set is unknown, or the folder cannot be written; some files may then be without the device, and others not.
+    """
+    runs = open_for_change(root, name).path / OF_RUNS
+    stored(name, lambda: _erase(runs, device_id))
+
+
+def _erase(runs: Place, device_id: str) -> None:
+    for run in entries(runs) if is_folder(runs) else ():
+        for file in (runs / run.name / each.name for each in entries(runs / run.name) if each.name.startswith(COHORT)):
+            try:
+                found = load_all(read_file(file))
+            except Misuse:  # damaged: nobody can use it, and nobody can tell whose it is
+                discard(file)
+                continue
+            left = [each for each in found if each.device != device_id]
+            if not left:
+                discard(file)
+            elif len(left) < len(found):
+                write_durably(file, dump_all(left))

@@ -29,6 +29,7 @@ from fedcore.errors import DataError, Misuse
 from flows.events import tell_added
 from flows.inspection import inspect_devices, rows_by_device
 from flows.workspace import Workspace
+from tasks.keeping import erase
 
 app = typer.Typer(no_args_is_help=True, help="Data sets: contracts and partitions.")
 
@@ -101,7 +102,9 @@ def remove(
     device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
 ) -> None:
     """Delete a device's rows, and the state that it keeps of runs."""
-    remove_device(Workspace.find().datasets, name, device)
+    datasets = Workspace.find().datasets
+    erase(datasets, name, device)  # first: a removal that is cut short can be asked for again
+    remove_device(datasets, name, device)
     typer.echo(f"data set {name}: device={device} removed")
 
 

@@ -24,6 +24,9 @@ R = TypeVar("R")
 UNFINISHED = ("quorum_lost", "registry_away", "refused")
 """Outcomes after which a run may go on."""
 
+SOON_READ = 1000
+"""The largest fleet whose rows are read before a server is started."""
+
 
 def check_resumed(command: str, resume: str, given: Iterable[Any]) -> None:
     """Whether a command can go on with a run.
@@ -59,6 +62,12 @@ def check_writable(dataset: Dataset) -> None:
             raise Misuse(f"{each} cannot be written: give it write permission, or name another project folder in FEDLIN_HOME")
 
 
+def soon_read(dataset: Dataset) -> bool:
+    """Whether all rows are read sooner than a server starts, so that it pays to check them first. Those of more devices are checked where
+    they enrol, in tasks side by side."""
+    return len(dataset.device_ids) <= SOON_READ
+
+
 def of_all(device_ids: Iterable[str], ask: Callable[[str], R]) -> list[R]:
     """What devices answer to a check, one after the other.
 
@@ -86,6 +95,8 @@ def check_trials(settings: RunConfig, candidates: Sequence[Candidate], parts: Se
     workspace = Workspace.find()
     dataset = open_dataset(workspace.datasets, settings.dataset, target=settings.target, target_scaling=settings.target_scaling)
     check_writable(dataset)
+    if not soon_read(dataset):
+        return
 
     from fedcore.trials import Trials
     from flows.fleet import Fleet

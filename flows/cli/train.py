@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedcore.data import fit_fleet, open_dataset
 from flows.cli import options
-from flows.cli.launch import check_resumed, check_writable, of_all, run_flow
+from flows.cli.launch import check_resumed, check_writable, of_all, run_flow, soon_read
 from flows.cli.shown import conclude, figure
 from flows.config import TrainConfig, parse_options, read_config
 from flows.workspace import Workspace
@@ -96,6 +96,8 @@ def _preflight(settings: TrainConfig) -> None:
     algorithm = settings.build_algorithm()
     dataset = open_dataset(workspace.datasets, settings.dataset, target=settings.target, target_scaling=settings.target_scaling)
     check_writable(dataset)
+    if not soon_read(dataset):
+        return
 
     from flows.fleet import Fleet
     from flows.parent import Parent

@@ -17,7 +17,8 @@ from prefect.client.schemas.objects import TaskRun
 import fedcore.data.store as store
 from fedcore import Eb, Hm1, Misuse
 from fedcore.data import Dataset
-from fedcore.errors import DataError, PlaceAway
+from fedcore.errors import DataError, DeviceRefusal, PlaceAway
+from fedcore.testing import equal
 from flows.compare import compare
 from flows.config import TrainConfig, read_config
 from flows.fleet import automatic
@@ -25,7 +26,8 @@ from flows.orchestrator import Orchestrator
 from flows.searches import CompareConfig
 from flows.train import train
 from tasks.checkpoint import RunFolder
-from tasks.keeping import Keeping
+from tasks.ground import Ground
+from tasks.keeping import Keeping, erase
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "hm1": {"rounds": 4},
@@ -261,6 +263,21 @@ def test_rows_of_a_run_that_was_killed_go_with_the_next(
         file.write_bytes(b"rows")
     run(home, config, "run")
     assert [file for file in left if file.exists()] == []
+
+
+def test_what_cohorts_keep_of_a_device_goes_with_it(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
+    dataset = fleet()
+    run(home, read_config({"dataset": "small", "rounds": 2, "devices_per_task": 2}), "run")
+    folder = dataset.path / ".fedlin/run"
+    (folder / "cohort-00007.rows.npz").write_bytes(b"damaged")
+    before = {device: Keeping(Ground("run", dataset, 5), place // 2).recall(device) for place, device in enumerate("abcde")}
+    for device in "ae":  # one of two in its cohort, and one alone in its
+        erase(home / "datasets", "small", device)
+    assert sorted(file.name for file in folder.iterdir()) == ["cohort-00000.npz", "cohort-00001.npz"]
+    for place, device in enumerate("bcd", 1):
+        assert equal(Keeping(Ground("run", dataset, 5), place // 2).recall(device), before[device])
+    with pytest.raises(DeviceRefusal):
+        Keeping(Ground("run", dataset, 5), 0).recall("a")
 
 
 def test_compare_in_cohorts(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
