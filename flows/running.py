@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import shutil
@@ -37,7 +38,7 @@ from flows.parent import Parent
 from flows.progress import log_round, run_progress, say_unanswered
 from flows.workspace import Workspace
 from tasks.checkpoint import Checkpoint, Record, RunFolder, record
-from tasks.tracking.runs import Nested, Tracker
+from tasks.tracking.runs import Nested, Tracker, Trained
 
 C = TypeVar("C", bound=DataConfig)
 R = TypeVar("R")
@@ -123,9 +124,13 @@ class Run(Generic[C]):
         self.folder.create({"command": self.config.COMMAND, "given": self.config.model_dump(mode="json"), "resolved": resolved}, manifest)
 
     def start_tracking(self, params: Mapping[str, Any]) -> None:
-        """Give the run its place in MLflow; params that are None are left out."""
-        told = {name: str(value) for name, value in params.items() if value is not None}
-        self.tracker.start(self.folder.run_id, params=told, tags=_tags(self.folder))
+        """Give the run its place in MLflow; params that are None are left out. K and d are told beside them, and the data set."""
+        manifest = self.folder.manifest()
+        cards = manifest["devices"]
+        sizes = {"K": len(cards), "d": len(manifest["design"])} if cards else {}
+        told = {name: str(value) for name, value in {**params, **sizes}.items() if value is not None}
+        trained = _trained(manifest["dataset"], cards) if cards else None
+        self.tracker.start(self.folder.run_id, params=told, tags=_tags(self.folder, self.config.COMMAND), trained=trained)
 
     def end(
         self,
@@ -308,8 +313,15 @@ def _totals(result: Mapping[str, Any]) -> dict[str, float]:
     return {f"total_{name}" if name.endswith("_bytes") else name: value for name, value in figures.items()}
 
 
-def _tags(folder: RunFolder) -> dict[str, str]:
-    tags = {"fedlin.run_folder": str(folder.path)}
+def _trained(name: str, cards: Sequence[Mapping[str, Any]]) -> Trained:
+    """The data set as it is now: another fingerprint of any device's rows is another digest."""
+    digest = hashlib.sha256("".join(f"{card['device']} {card['sha256']}\n" for card in cards).encode()).hexdigest()
+    parts = {part: sum(card[f"n_{part}"] for card in cards) for part in ("train", "validation", "test")}
+    return Trained(name, digest, {"devices": len(cards), **parts})
+
+
+def _tags(folder: RunFolder, command: str) -> dict[str, str]:
+    tags = {"fedlin.command": command, "fedlin.run_folder": str(folder.path)}
     git, code = shutil.which("git"), Path(__file__).parent
     if git:
         asked = subprocess.run([git, "-C", code, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)

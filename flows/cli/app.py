@@ -19,7 +19,7 @@ import typer
 from typer.exceptions import TyperException
 
 from fedcore.errors import FedlinError, Misuse
-from flows.cli import adapt, champion, compare, data, doctor, predict, report, reproduce, retrain, simulate, status, train, tune
+from flows.cli import adapt, champion, compare, data, doctor, predict, report, reproduce, retrain, runs, simulate, status, train, tune
 from flows.logs import as_json, check_asked, log
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -40,6 +40,7 @@ app.command("champion")(champion.champion)
 app.command("rollback")(champion.rollback)
 app.command("predict")(predict.command)
 app.command("report")(report.command)
+app.command("runs")(runs.command)
 app.command("status")(status.command)
 app.command("doctor")(doctor.command)
 

@@ -91,6 +91,14 @@ def settings(options: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in options.items())
 
 
+def age(seconds: float) -> str:
+    """A time in its largest whole unit."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(seconds, 0) // 1:.0f} s"
+
+
 def near(path: Place) -> Place:
     """A path from here, where it is below."""
     return path.relative_to(Path.cwd()) if isinstance(path, Path) and path.is_relative_to(Path.cwd()) else path

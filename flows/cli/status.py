@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli import options
-from flows.cli.shown import console, figure
+from flows.cli.shown import age, console, figure
 from flows.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -84,14 +84,6 @@ def _show_run(out: Console, run: RunView, history: Sequence[dict[str, Any]], now
 
 def _rounds(run: RunView) -> str:
     return str(run.rounds) if run.most is None else f"{run.rounds}/{run.most}"
-
-
-def age(seconds: float) -> str:
-    """A time in its largest whole unit."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{max(seconds, 0) // 1:.0f} s"
 
 
 def _told(run: RunView) -> dict[str, Any]:

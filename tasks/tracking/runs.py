@@ -6,6 +6,7 @@ ledger is the truth, and MLflow a copy of it: when the store is away, training g
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -15,7 +16,7 @@ from typing import Literal, NamedTuple, Self
 
 import tasks as tasks  # isort: skip  (settles the environment, which mlflow reads on import)
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 
@@ -26,6 +27,9 @@ from tasks.tracking.store import creation, in_one_line, public, store_uri, usabl
 RUN_ID = "fedlin.run_id"
 ROUND = "round_num"
 PARENT = "mlflow.parentRunId"
+
+DIGEST = 36
+"""Characters that MLflow keeps of a digest."""
 
 logger = logging.getLogger("fedlin.tracking")
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it announces every retry, beside our own one line
@@ -48,6 +52,24 @@ class Nested(NamedTuple):
     params: Mapping[str, str]
     metrics: Mapping[str, float]
     ok: bool
+
+
+class Trained(NamedTuple):
+    """The data set of a run.
+
+    Attributes
+    ----------
+    name
+        Its name.
+    digest
+        Hex digest of all that its devices train on.
+    counts
+        Of devices, and of the rows of all of them by part.
+    """
+
+    name: str
+    digest: str
+    counts: Mapping[str, int]
 
 
 class Tracker:
@@ -110,7 +132,7 @@ class Tracker:
                 raise Misuse(f"the MLflow experiment {experiment!r} has been deleted: restore it in the store, or name another one")
         return cls(client, uri, found.experiment_id)
 
-    def start(self, run_id: str, *, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
+    def start(self, run_id: str, *, params: Mapping[str, str], tags: Mapping[str, str], trained: Trained | None = None) -> None:
         """Create the run in MLflow, or continue the one that this run has there from before an interruption.
 
         Parameters
@@ -121,6 +143,8 @@ class Tracker:
             Settings. Values longer than MLflow takes are left out (it would cut them): they are in the config artifact.
         tags
             Further tags.
+        trained
+            What it trains on, where it trains.
 
         Raises
         ------
@@ -138,6 +162,8 @@ class Tracker:
             self._sent = int(run.data.metrics.get(ROUND, 0))
             missing = {name: value for name, value in params.items() if name not in run.data.params}
             self._client.log_batch(self.mlflow_run_id, params=_params(missing), tags=[RunTag(*tag) for tag in tags.items()])
+            if trained and not (run.inputs and run.inputs.dataset_inputs):
+                self._client.log_inputs(self.mlflow_run_id, [_input(trained)])
 
     def log_rounds(self, records: Sequence[Mapping[str, float]]) -> None:
         """Send the rounds that the store does not hold yet, one batch each; never raises.
@@ -244,6 +270,13 @@ def _metrics(values: Mapping[str, float], step: int) -> list[Metric]:
 
 def _params(values: Mapping[str, str]) -> list[Param]:
     return [Param(name, value) for name, value in values.items() if len(value) <= MAX_PARAM_VAL_LENGTH]
+
+
+def _input(trained: Trained) -> DatasetInput:
+    # Of the source there is no more than the name: it is known to the devices alone.
+    source = json.dumps({"dataset": trained.name})
+    dataset = Dataset(trained.name, trained.digest[:DIGEST], "fedlin", source, profile=json.dumps(dict(trained.counts)))
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])
 
 
 def _upload(client: MlflowClient, run: str, artifacts: Place) -> None:

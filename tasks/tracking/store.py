@@ -16,7 +16,12 @@ from tasks.lock import alone
 
 def store_uri(default_store: Path) -> str:
     """The address of the store: ``MLFLOW_TRACKING_URI``, or a SQLite file where that is not set."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or URL.create("sqlite", database=str(default_store.resolve())).render_as_string()
+    return os.environ.get("MLFLOW_TRACKING_URI") or own_uri(default_store)
+
+
+def own_uri(store: Path) -> str:
+    """The address of a SQLite file as a store."""
+    return URL.create("sqlite", database=str(store.resolve())).render_as_string()
 
 
 @contextlib.contextmanager

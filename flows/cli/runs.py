@@ -1,0 +1,108 @@
+"""`fedlin runs`: what runs were and what came of them, side by side, as MLflow holds them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flows.cli import options
+from flows.cli.shown import age, console, figure
+from flows.workspace import Workspace
+
+if TYPE_CHECKING:
+    from tasks.tracking.found import FoundRun
+
+OPTION = "option."
+
+Dataset = Annotated[str | None, typer.Option(help="Of this data set alone.", show_default=False)]
+Algorithm = Annotated[str | None, typer.Option(help="Of this algorithm alone.", show_default=False)]
+Where = Annotated[
+    str | None, typer.Option(help="A condition as MLflow takes it: \"metrics.a_rmse < 0.5 and params.seed = '0'\".", show_default=False)
+]
+Sort = Annotated[str | None, typer.Option(help="A metric; the lowest comes first. By default the newest run.", show_default=False)]
+Last = Annotated[int, typer.Option(help="The most runs that are shown.", min=1)]
+
+
+def command(
+    dataset: Dataset = None,
+    algorithm: Algorithm = None,
+    where: Where = None,
+    sort: Sort = None,
+    last: Last = 20,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compare runs: settings and figures, from the MLflow store."""
+    from tasks.tracking.found import find_runs
+
+    asked = {"dataset": dataset, "algorithm": algorithm}
+    conditions = [f"params.{name} = '{_quoted(name, value)}'" for name, value in asked.items() if value is not None]
+    found = find_runs(Workspace.find().mlflow_store, " and ".join([*conditions, *([where] if where else [])]), _metric(sort), last)
+    if as_json:
+        print(json.dumps({"runs": [_told(each) for each in found]}, allow_nan=False), flush=True)
+    else:
+        _show(console(), found, sort)
+
+
+def _quoted(name: str, value: str) -> str:
+    if "'" in value or not value:
+        raise typer.BadParameter("a name without quotes is expected", param_hint=f"--{name}")
+    return value
+
+
+def _metric(name: str | None) -> str | None:
+    if name is not None and (not name or "`" in name):
+        raise typer.BadParameter("the name of a metric is expected, as in a_rmse", param_hint="--sort")
+    return name
+
+
+def _show(out: Console, runs: Sequence[FoundRun], sort: str | None) -> None:
+    if not runs:
+        out.print("no such run: fedlin train leaves one, and --where takes MLflow's conditions")
+        return
+    figures = ["a_rmse", "a_rmse_separate", *([sort] if sort and sort not in ("a_rmse", "a_rmse_separate") else [])]
+    table = Table(
+        "run",
+        "data set",
+        "what",
+        "K",
+        "rounds",
+        *("alone" if name == "a_rmse_separate" else name for name in figures),
+        "age",
+        box=None,
+        pad_edge=False,
+    )
+    for column in table.columns:
+        column.no_wrap = column.header in ("run", "age")  # the first is what one copies
+        column.overflow = "fold"
+    now = datetime.now(UTC)
+    for run in runs:
+        options_ = ", ".join(f"{name.removeprefix(OPTION)}={value}" for name, value in _chosen(run).items())
+        values = [figure(run.metrics.get(name)) for name in figures]
+        rounds = f"{run.metrics['rounds']:.0f}" if "rounds" in run.metrics else "-"
+        what = " ".join(part for part in (run.params.get("algorithm", run.params.get("algorithms", "")), options_) if part)
+        status = "" if run.status == "FINISHED" else f" ({run.status.lower()})"
+        table.add_row(
+            run.run_id,
+            run.params.get("dataset", "-"),
+            what + status,
+            run.params.get("K", "-"),
+            rounds,
+            *values,
+            age((now - run.began).total_seconds()),
+        )
+    out.print(table)
+
+
+def _chosen(run: FoundRun) -> dict[str, str]:
+    """Options that tell methods of one name apart."""
+    return {name: value for name, value in run.params.items() if name in (f"{OPTION}prior", f"{OPTION}covariance")}
+
+
+def _told(run: FoundRun) -> dict[str, Any]:
+    return run._asdict() | {"began": run.began.isoformat(timespec="seconds"), "params": dict(run.params), "metrics": dict(run.metrics)}
