@@ -316,9 +316,13 @@ class Eb(BatchedAlgorithm[Server, Device, Any, Any]):
         return ""
 
     def finalize(self, down: Prior | Empty, device: Device, data: DeviceData) -> DeviceResult:
-        if not isinstance(down, Prior):  # the run failed before it had a start
-            return DeviceResult(np.zeros(data.train.d))
-        found = self._expected(stacked([down]), stacked([device]))
-        noise, freedom = (device.noise, device.rows.freedom) if self.noise == "own" else (down.noise, down.freedom)
-        theta = down.mean + found.b[0]
-        return DeviceResult(theta, Posterior(theta, found.covariance[0], float(noise), float(freedom)))
+        return self.finalize_devices([down], [device], [data])[0]
+
+    def finalize_devices(self, downs: Sequence[Any], devices: Sequence[Device], datas: Sequence[DeviceData]) -> Sequence[DeviceResult]:
+        prior, device = stacked(downs), stacked(devices)
+        if not isinstance(prior, Prior):  # the run failed before it had a start
+            return [DeviceResult(np.zeros(data.train.d)) for data in datas]
+        found = self._expected(prior, device)
+        noise, freedom = (device.noise, device.rows.freedom) if self.noise == "own" else (prior.noise, prior.freedom)
+        each = zip(prior.mean + found.b, found.covariance, np.asarray(noise).tolist(), np.asarray(freedom).tolist(), strict=True)
+        return [DeviceResult(theta, Posterior(theta, *rest)) for theta, *rest in each]
