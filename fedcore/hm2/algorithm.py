@@ -31,6 +31,7 @@ from fedcore.hm2.approximation import Approximation, Proposal, of_prior, refresh
 from fedcore.hm2.certificate import (
     LEAST,
     LOOKS,
+    RELIABLE,
     UNKNOWN,
     Certificate,
     certified,
@@ -58,6 +59,9 @@ SECOND_ROUNDS = 50
 
 NEWCOMER_POINTS = 600
 """How many values stand for phi in the result of a device that was not in the run: its rows may leave few of them with weight."""
+
+LEAST_WORTH = 60.0
+"""How many of them there have to be left, in weight; else the approximation stands for phi, which has tails where they have none."""
 
 UNITS, SITES, MAIN, SECOND, CERTIFICATE = "units", "sites", "main", "second", "certificate"
 
@@ -304,14 +308,24 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         model = self._model(alike(down.units))
         if isinstance(down, Current) and down.draws.shape[1]:
             values = down.draws[0]
-            taken = np.asarray(down.taken)[:, None] > 0
-            log_weight = np.zeros((len(datas), len(values))) if taken.all() else model.log_factor(device.private, values)
-            found = model.coefficients_at(device.private, values, np.where(taken, 0.0, log_weight))
+            if (np.asarray(down.taken) > 0).all():
+                found = model.coefficients_at(device.private, values, np.zeros((len(datas), len(values))))
+            else:
+                log_weight = model.log_factor(device.private, values)
+                by_draws = model.coefficients_at(device.private, values, log_weight)
+                enough = _worth(log_weight) >= LEAST_WORTH
+                found = [
+                    some if well else other
+                    for some, other, well in zip(by_draws, self._by_cavity(model, down, device), enough, strict=True)
+                ]
         else:
-            q, which = _told_of(down)
-            cavity, _ = self._cavity(_site(device, which), q)
-            found = model.coefficients(device.private, q, cavity)
+            found = self._by_cavity(model, down, device)
         return [DeviceResult(each.mean, each) for each in found]
+
+    def _by_cavity(self, model: Hierarchy[Any, Any, Any], down: Current | Seeking, device: Device) -> Sequence[Any]:
+        q, which = _told_of(down)
+        cavity, _ = self._cavity(_site(device, which), q)
+        return model.coefficients(device.private, q, cavity)
 
     def caution(self, server: Server) -> str:
         far = "means of phi are far from where their prior has them: scale features and target so that coefficients are about 1 in size"
@@ -323,10 +337,15 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         unsettled = f"{moved}: allow more rounds, or a smaller damping"
         untold = f"only rounds that every device answers tell whether phi has settled; the last one would have moved it by {last:.2g}"
         partly = f"{untold} of its standard deviations"
+        unheard = int(np.isnan(server.approximation.terms).sum())
+        absent = (
+            f"{unheard} of {len(server.heard)} devices have not been heard in a main round, so phi knows nothing of them: allow more rounds"
+        )
         parts = {
             self.hierarchy.CAUTION: True,
             unsettled: not server.ended and self.tolerance <= change < np.inf,
             partly: not server.ended and change == np.inf and self.phases[server.phase] == MAIN,
+            absent: unheard > 0 and self.phases[server.phase] == MAIN,
             unchecked: not server.looks and self._asks_certificate(server),
             far: self._model(server.units).far(server.kept.q),
         }
@@ -399,6 +418,13 @@ def _with_units(server: Server, hierarchy: Hierarchy[Any, Any, Any], units: Unit
     return server._replace(units=units, point=model.start(d), approximations=(first, second), spread=prior_spread(prior))
 
 
+@np.errstate(invalid="ignore")  # of draws none of which is possible
+def _worth(log_weight: Floats) -> Floats:
+    """How many independent values of phi the weighted ones of each device are worth, shape (m,)."""
+    weight = np.exp(log_weight - log_weight.max(axis=1, keepdims=True))
+    return weight.sum(axis=1) ** 2 / (weight**2).sum(axis=1)
+
+
 def _failed(server: Server) -> Aggregated:
     return Aggregated(server._replace(failed=True), 1.0, Info(np.nan, np.nan, 1.0, 0.0))
 
@@ -407,5 +433,8 @@ def _told(certificate: Certificate) -> str:
     if not certificate.known:
         return "importance sampling could not check phi, since a device could not find its likelihood at some values of it"
     if certificate.reliable:
-        return f"phi's moments are those of importance sampling, with Pareto k = {certificate.k:.2f}"
+        told, tail = f"phi's moments are those of importance sampling, with Pareto k = {certificate.k:.2f}", certificate.tail
+        if tail < RELIABLE:
+            return told
+        return f"{told}, but k = {tail:.2f} of squared distances, so standard deviations may be too small where phi has long tails"
     return f"importance sampling could not check them, with Pareto k = {certificate.k:.2f}, so means and intervals may be off"

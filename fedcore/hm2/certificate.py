@@ -109,6 +109,14 @@ class Certificate(NamedTuple):
         return self.k < RELIABLE
 
     @property
+    def tail(self) -> float:
+        """k of the weights times the squared distance of a number in phi from its mean, the largest of all numbers: where moments by the
+        weights can be used, this tells whether the standard deviations among them can."""
+        away = (self.points - self.mean) / np.sqrt(np.diagonal(self.covariance))
+        log_weight = np.log(np.maximum(self.weight, TINY))
+        return max(smoothed(log_weight + np.log(np.maximum(each**2, TINY)))[1] for each in away.T)
+
+    @property
     def sound(self) -> bool:
         """Whether there is no need for another look."""
         return self.k < SOUND and self.effective >= ENOUGH

@@ -45,9 +45,12 @@ standard deviations away; 4 is that for K = 4. Two or three devices may have one
 STEPS = 40
 """Of Newton's method for where a rule on log sigma^2 starts, each at most 1."""
 
-FEW, FEW_NUMBERS = 30, 60
-"""Devices, and numbers in phi, up to which an approximation is worth a check. That of a larger fleet is nearly exact, and in more
-dimensions there are too few draws near the posterior to say anything."""
+FEW, MANY, FEW_NUMBERS = 30, 1000, 60
+"""Devices up to which an approximation is worth a check; those up to which it is where their rows tell little; and how many numbers in phi
+there may be. That of a larger fleet is nearly exact, and in more dimensions there are too few draws near the posterior to say anything."""
+
+VAGUE_SPREAD = 0.25
+"""Standard deviation of log tau from which on rows tell little: 30 devices that know their coefficients leave that much."""
 
 VAGUE = 4.0
 """Variance of a guess at log sigma^2 from rows without residual degrees of freedom."""
@@ -295,8 +298,11 @@ class Normal(ABC):
         return None
 
     def doubtful(self, q: NaturalParams, devices: int) -> bool:
-        """Whether there are few devices and numbers."""
-        return devices <= FEW and q.shift.shape[-1] <= FEW_NUMBERS
+        """Whether there are few devices, or more with rows that tell little; and few numbers."""
+        d = self._columns(q.shift.shape[-1])
+        variance = np.diagonal(moments(q).covariance)[d : d + self.blocks(d)["log_tau"]]
+        few = devices <= FEW or (devices <= MANY and bool(variance.max() > VAGUE_SPREAD**2))
+        return few and q.shift.shape[-1] <= FEW_NUMBERS
 
     def another_mode(self, q: NaturalParams) -> bool:
         """Whether a mean of mu is far from its prior's."""

@@ -25,7 +25,7 @@ from fedcore.hm2.certificate import (
     no_certificate,
     prior_spread,
 )
-from fedcore.hm2.natural import natural
+from fedcore.hm2.natural import moments, natural
 from fedcore.hm2.state import Check, phi
 from fedcore.messages import take
 from fedcore.rounds import Answers, Call, RunState, Schedule, rounds
@@ -154,7 +154,9 @@ def test_a_lasso_with_weak_coefficients(K: int, n: int, tau: float, seed: int) -
 def test_where_there_is_enough_to_know_nothing_is_checked_unasked() -> None:
     rng = np.random.default_rng(0)
     lasso = {f"{k:03d}": (X := rng.standard_normal((20, 8)), X[:, 0] + rng.standard_normal(20)) for k in range(50)}
-    normal = {f"{k:03d}": (X := rng.standard_normal((5, 1)), X[:, 0] + rng.standard_normal(5)) for k in range(40)}
+    normal = {
+        f"{k:03d}": (X := rng.standard_normal((9, 1)), X[:, 0] * rng.standard_normal() + 0.5 * rng.standard_normal(9)) for k in range(60)
+    }
     assert np.isnan(fit(Hm2(prior="lasso"), lasso).server.certificate.k)
     assert np.isnan(fit(Hm2(), normal).server.certificate.k)
     assert fit(Hm2(certificate="on"), normal).server.certificate.reliable
@@ -310,3 +312,65 @@ def test_a_run_of_which_no_round_was_whole_says_that_it_may_not_have_settled() -
     result = fit(Hm2(prior="isotropic"), devices, rounds=10, participation=0.5)
     assert result.outcome.name == "completed"
     assert "only rounds that every device answers tell whether phi has settled" in result.outcome.message
+
+
+def test_devices_that_were_never_heard_are_counted() -> None:
+    devices = one_column([4] * 10, 1.0, 0.5, np.random.default_rng(0))
+    result = fit(Hm2(prior="isotropic"), devices, rounds=2, participation=0.2)
+    assert "devices have not been heard in a main round" in result.outcome.message
+    everyone = fit(Hm2(prior="isotropic"), devices, rounds=2)
+    assert "have not been heard" not in everyone.outcome.message
+
+
+def test_rows_that_tell_little_are_reason_for_a_check_in_larger_fleets_too() -> None:
+    """One row of four columns from each of 60 devices; without the check phi is off by more than a tenth of a standard deviation."""
+    rng = np.random.default_rng(5)
+    devices: Fleet = {}
+    for k in range(60):
+        X = rng.standard_normal((1, 4))
+        devices[f"{k:02d}"] = X, X @ (np.array([1.0, -1.0, 0.5, 2.0]) + 0.5 * rng.standard_normal(4)) + 0.1 * rng.standard_normal(1)
+    checked, alone = (fit(Hm2(sigma=0.1, certificate=each), devices, rounds=60).server for each in ("auto", "off"))
+    assert checked.certificate.reliable
+    q, sd = moments(alone.approximation.q), np.sqrt(np.diagonal(checked.certificate.covariance))
+    assert np.abs((q.mean - checked.certificate.mean) / sd).max() > 0.1
+
+
+def test_long_tails_that_few_draws_reach_are_said() -> None:
+    """Five devices with the same rows say little of tau, and mu's tails are as long as tau may be large. Exact sums over a grid show that
+    standard deviations by draws are too small, which k of the weights alone does not tell."""
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((20, 4))
+    y = X @ np.array([1.0, -0.5, 0.3, 0.8]) + 0.05 * rng.standard_normal(20)
+    result = fit(Hm2(sigma=0.05), {f"{k}": (X, y) for k in range(5)}, rounds=60)
+    assert result.server.certificate.reliable
+    assert "standard deviations may be too small" in result.outcome.message
+    theta, own = np.linalg.lstsq(X, y, rcond=None)[0], 0.05**2 * np.diag(np.linalg.inv(X.T @ X))
+    log_tau, away = np.linspace(-13, 6, 800)[:, None], np.sinh(np.linspace(-9, 9, 1601)) / np.sinh(9) * 6
+    ratios = []
+    for j in range(4):  # X'X is nearly diagonal beside tau
+        variance, mu = np.exp(log_tau) + own[j], theta[j] + away
+        log_density = -2.5 * np.log(variance) - 2.5 * away**2 / variance - 0.5 * mu**2 - 0.5 * log_tau**2
+        mass = (np.exp(log_density - log_density.max()) * np.gradient(away)).sum(axis=0)
+        mean = (mass @ mu) / mass.sum()
+        ratios.append(np.sqrt(result.server.certificate.covariance[j, j] / (mass @ (mu - mean) ** 2 / mass.sum())))
+    assert min(ratios) < 0.95
+
+
+def test_a_newcomer_far_from_the_fleet_is_not_left_to_a_few_draws() -> None:
+    """Where hardly a draw has weight the approximation stands for phi; a few draws would make it too sure, here by up to 36 %."""
+    rng = np.random.default_rng(3)
+    devices: Fleet = {}
+    for k in range(5):
+        X = rng.standard_normal((20, 3))
+        devices[f"{k}"] = X, X @ (np.ones(3) + 0.3 * rng.standard_normal(3)) + 0.05 * rng.standard_normal(20)
+    X = rng.standard_normal((2, 3))
+    data, spec = DeviceData.of(X, X @ np.array([4.0, -2.0, 4.0]) + 0.05 * rng.standard_normal(2)), FleetSpec((*devices, "new"), 3)
+    found = []
+    for certificate in ("on", "off"):
+        algorithm = Hm2(sigma=0.05, certificate=certificate)
+        result = fit(algorithm, devices, rounds=60)
+        found.append(algorithm.finalize(algorithm.newcomer(result.server), algorithm.init_device(spec, data), data))
+    by_draws, by_approximation = (each.posterior for each in found)
+    assert by_draws is not None
+    assert by_approximation is not None
+    np.testing.assert_allclose(by_draws.sd, by_approximation.sd, rtol=0.05)
