@@ -1,0 +1,48 @@
+"""What MkDocs asks while it builds the site: pages that are made from the project, and equations as MathML, which browsers show by themselves."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+import typer.main
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from typer.cli import get_docs_for_click
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TAKEN = {"reference/contract.md": "datasets/README.md", "reference/decisions.md": "DECISIONS.md", "reference/changelog.md": "CHANGELOG.md"}
+"""Pages that are files of the project as they are."""
+
+MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are written nowhere else."""
+    for page, source in TAKEN.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
+    files.append(File.generated(config, "reference/cli.md", content=command_line()))
+    return files
+
+
+def command_line() -> str:
+    """The reference of the command line, as Typer tells it."""
+    from flows.cli.app import app
+
+    command: Any = typer.main.get_command(app)
+    return get_docs_for_click(obj=command, ctx=typer.Context(command), name="fedlin", title="Command line")
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Equations, which Markdown leaves in TeX."""
+
+    def shown(found: re.Match[str]) -> str:
+        kind, opened, tex = found.groups()
+        display = "block" if opened == "[" else "inline"
+        return f'<{kind} class="math">{convert(html.unescape(tex).strip(), display=display)}</{kind}>'
+
+    return MATH.sub(shown, content)
