@@ -17,11 +17,11 @@ lint: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Into build/docs: warnings are errors (mkdocs.yml), and nothing is fetched.
 docs: $(READY)
-	$(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "build/docs/index.html; with its search: $(BIN)/mkdocs serve"
 
 bench: $(READY)

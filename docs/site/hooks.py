@@ -1,4 +1,4 @@
-"""What MkDocs asks while it builds the site: pages that are made from the project, and equations as MathML, which browsers show by themselves."""
+"""What MkDocs asks while it builds the site: pages that are made from the project, and equations as MathML, which browsers can show."""
 
 from __future__ import annotations
 

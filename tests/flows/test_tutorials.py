@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,12 @@ from flows.orchestrator import Orchestrator
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
-NEEDS = {"condition-monitoring": "train_FD001.txt", "variable-selection": "student-por.csv", "new-device": None, "scheduled-retraining": None}
+NEEDS = {
+    "condition-monitoring": "train_FD001.txt",
+    "variable-selection": "student-por.csv",
+    "new-device": None,
+    "scheduled-retraining": None,
+}
 """Tutorials, and the file of real data that one starts from."""
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -76,19 +81,21 @@ def same(shown: str, printed: str) -> bool:
     """Whether two words are one, or numbers that are equal to 1 %."""
     if shown == printed:
         return True
-    forms, numbers = zip(*((NUMBER.sub("#", word), [float(n.group()) for n in NUMBER.finditer(word)]) for word in (shown, printed)), strict=True)
+    forms, numbers = zip(
+        *((NUMBER.sub("#", word), [float(n.group()) for n in NUMBER.finditer(word)]) for word in (shown, printed)), strict=True
+    )
     return forms[0] == forms[1] and numbers[0] == pytest.approx(numbers[1], rel=0.01)
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project folder with the project's contracts, as a reader has it."""
     folder = tmp_path_factory.mktemp("project")
     for contract in (ROOT / "datasets").glob("*/dataset.toml"):
         (folder / "datasets" / contract.parent.name).mkdir(parents=True)
         shutil.copy(contract, folder / "datasets" / contract.parent.name)
     (folder / "user").mkdir()
-    yield folder
+    return folder
 
 
 def test_every_tutorial_is_run() -> None:
