@@ -18,6 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TAKEN = {"reference/contract.md": "datasets/README.md", "reference/decisions.md": "DECISIONS.md", "reference/changelog.md": "CHANGELOG.md"}
 """Pages that are files of the project as they are."""
 
+EXAMPLE = re.compile(r"(\n {4}fedlin [^\n]*)\n(?=\n {4}fedlin )")
+"""One that another follows, in a help text: there they are paragraphs, here the lines of one block."""
+
 MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
 
@@ -34,7 +37,8 @@ def command_line() -> str:
     from flows.cli.app import app
 
     command: Any = typer.main.get_command(app)
-    return get_docs_for_click(obj=command, ctx=typer.Context(command), name="fedlin", title="Command line")
+    told = get_docs_for_click(obj=command, ctx=typer.Context(command), name="fedlin", title="Command line")
+    return EXAMPLE.sub(r"\1", told)
 
 
 def on_page_content(content: str, **_: Any) -> str:

@@ -34,7 +34,7 @@ VARIES = re.compile(
     r"\d{8}T\d{6}-[0-9a-f]{6}"  # run ids
     r"|\d{4}-\d\d-\d\dT[\d:.]+(\+00:00|Z)"  # times
     r"|\d+\.\d s\b"
-    r"|by \S+@\S+:?"  # who decided
+    r"|recorded \d+ of \d+"  # Prefect may be late
 )
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 
@@ -60,7 +60,7 @@ def read_blocks(text: str) -> list[Block]:
             assert blocks[-1].shown is None, "a tutorial shows twice what was printed once"
             blocks[-1] = Block(blocks[-1].script, fence.span(2))
         else:
-            raise AssertionError(f"a block of {kind}: write sh, python or text")
+            assert kind == "yaml", f"a block of {kind}: write sh, python, or text for what they print"
     return blocks
 
 
