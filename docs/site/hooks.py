@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TAKEN = {"reference/contract.md": "datasets/README.md", "reference/decisions.md": "DECISIONS.md", "reference/changelog.md": "CHANGELOG.md"}
 """Pages that are files of the project as they are."""
 
+FONT = Path(str(find_spec("ziamath").origin)).parent / "fonts" / "STIXTwoMath-Regular.ttf"
+"""STIX Two Math (SIL Open Font License), without which equations are as good as the reader's fonts."""
+
 EXAMPLE = re.compile(r"(\n {4}fedlin [^\n]*)\n(?=\n {4}fedlin )")
 """One that another follows, in a help text: there they are paragraphs, here the lines of one block."""
 
@@ -29,6 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, source in TAKEN.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     files.append(File.generated(config, "reference/cli.md", content=command_line()))
+    files.append(File.generated(config, "site/math.ttf", abs_src_path=str(FONT)))
     return files
 
 
@@ -44,9 +49,15 @@ def command_line() -> str:
 def on_page_content(content: str, **_: Any) -> str:
     """Equations, which Markdown leaves in TeX."""
 
-    def shown(found: re.Match[str]) -> str:
+    def mathml(found: re.Match[str]) -> str:
         kind, opened, tex = found.groups()
         display = "block" if opened == "[" else "inline"
-        return f'<{kind} class="math">{convert(html.unescape(tex).strip(), display=display)}</{kind}>'
+        shown = convert(html.unescape(tex).strip(), display=display).replace("<mi>&#x0007E;</mi>", "<mo>&#x0223C;</mo>")  # a relation
+        return f'<{kind} class="math">{shown}</{kind}>'
 
-    return MATH.sub(shown, content)
+    return MATH.sub(mathml, content)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """The search, which the theme leaves without a name for screen readers."""
+    return output.replace('data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"')

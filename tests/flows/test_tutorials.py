@@ -66,7 +66,8 @@ def read_blocks(text: str) -> list[Block]:
 
 def run(blocks: list[Block], folder: Path, environment: dict[str, str]) -> list[str]:
     """What each block prints on standard output."""
-    script = "".join(f"{block.script}echo '{BREAK}'\n" for block in blocks)
+    ended = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"  # what a tutorial leaves running, if it fails
+    script = ended + "".join(f"{block.script}echo '{BREAK}'\n" for block in blocks)
     done = subprocess.run(["bash", "-eu", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return [printed.lstrip("\n") for printed in done.stdout.split(BREAK)[:-1]]
