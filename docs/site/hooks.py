@@ -52,8 +52,7 @@ def on_page_content(content: str, **_: Any) -> str:
     def mathml(found: re.Match[str]) -> str:
         kind, opened, tex = found.groups()
         display = "block" if opened == "[" else "inline"
-        shown = convert(html.unescape(tex).strip(), display=display).replace("<mi>&#x0007E;</mi>", "<mo>&#x0223C;</mo>")  # a relation
-        return f'<{kind} class="math">{shown}</{kind}>'
+        return f'<{kind} class="math">{convert(html.unescape(tex).strip(), display=display)}</{kind}>'
 
     return MATH.sub(mathml, content)
 
