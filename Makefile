@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint bench stack stack-down deploy lock clean
+.PHONY: demo test lint docs bench stack stack-down deploy lock clean
 
 demo: $(READY)
 	@test -e datasets/demo/dataset.toml || $(BIN)/fedlin simulate demo --dataset demo --seed 0
@@ -17,6 +17,12 @@ lint: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# Into build/docs: warnings are errors (mkdocs.yml), and nothing is fetched.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "build/docs/index.html; with its search: $(BIN)/mkdocs serve"
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.hm1

@@ -213,7 +213,13 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
         raise Misuse(f"a run of {type(self).__name__.lower()} cannot go on with another fleet: train anew, or use hm2")
 
     def continued_device(self, device: Device, initial: Device) -> Device:
-        """A device's state from its last one in an ended run, accepted by the server, and from the initial one with its rows of now."""
+        """A device's state from its last one in an ended run, accepted by the server, and from the initial one with its rows of now.
+
+        Raises
+        ------
+        Misuse
+            Where the algorithm cannot go on with another fleet.
+        """
         raise Misuse(f"a run of {type(self).__name__.lower()} cannot go on with another fleet: train anew, or use hm2")
 
     def moved(self, down: Down, device: Device, data: DeviceData) -> float | None:

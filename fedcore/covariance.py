@@ -199,7 +199,7 @@ def correlations(Omega: Covariance, devices: Sequence[int]) -> Floats:
 
 
 def raised(matrix: Floats, added: Scalar) -> Floats:
-    """A copy of a symmetric matrix with `added`, one number or K, on its diagonal, in the column-major order that LAPACK works
+    """A copy of a symmetric matrix (K, K) with `added`, one number or K, on its diagonal, in the column-major order that LAPACK works
     on in place."""
     system = matrix.copy()
     system.ravel()[:: len(system) + 1] += added

@@ -174,6 +174,13 @@ class Eb(BatchedAlgorithm[Server, Device, Any, Any]):
         return Server(zero, np.zeros((d, d)), 0.0, 0.0, none, 0, zero, no_part(d), K, np.inf, complete=False, failed=False)
 
     def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[Device]:
+        """As `Algorithm.init_device`, of m devices.
+
+        Raises
+        ------
+        Misuse
+            Where a device is to have a noise variance of its own and its targets are all zero.
+        """
         rows, m = compress(datas), len(datas)
         if self.noise == "own" and not np.all(rows.power > 0):
             raise Misuse("all targets of this device are zero, which gives no noise variance of its own: use noise=shared, or leave it out")

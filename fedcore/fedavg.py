@@ -83,7 +83,7 @@ class Info(NamedTuple):
 
 @dataclass(frozen=True)
 class GlobalModel(LocalSteps):
-    """The server's side of an algorithm with one averaged global model.
+    """The server's side of an algorithm with one averaged global model. Methods are those of `fedcore.algorithm.Algorithm`.
 
     Attributes
     ----------
@@ -201,7 +201,7 @@ def trimmed_mean(values: Floats, share: float) -> Floats:
 
 @np.errstate(over="ignore", invalid="ignore")
 def relative_change(new: Floats, old: Floats) -> Floats:
-    """Largest change of a coefficient by the largest coefficient, over the last axis; not finite where `new` is not.
+    """Largest change of a coefficient by the largest coefficient, over the last axis, shape (m, d) to (m,); not finite where `new` is not.
 
     Unlike a norm's, there are no squares in it that under- or overflow.
     """

@@ -158,7 +158,7 @@ class InProcess:
         return dict(zip(self.spec.device_ids, self.algorithm.finalize_devices(downs, devices, self.datas), strict=True))
 
     def finalize(self, state: RunState) -> dict[str, Floats]:
-        """Every device's coefficients after its last receipt."""
+        """Every device's coefficients after its last receipt, shape (d,) each."""
         return {device_id: result.theta for device_id, result in self.results(state).items()}
 
     def _settle(self, state: RunState) -> None:

@@ -72,5 +72,5 @@ def expected(rows: Compressed, mean: Floats, factor: Floats, noise: Floats) -> E
 
 
 def product(matrices: Floats, vectors: Floats) -> Floats:
-    """Matrix times vector, device by device."""
+    """Matrix times vector, device by device: (m, p, d) and (m, d) to (m, p)."""
     return (matrices @ vectors[..., None])[..., 0]

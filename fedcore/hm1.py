@@ -321,6 +321,6 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
 
 
 def relative_change(Theta: Floats, before: Floats) -> float:
-    """Of Theta since `before`, in the Frobenius norm."""
+    """Of Theta since `before`, shape (d, K) each, in the Frobenius norm."""
     size, moved = (float(np.sqrt(np.vdot(matrix, matrix))) for matrix in (Theta, Theta - before))
     return moved / max(size, TINY)

@@ -46,7 +46,7 @@ def squared_errors(result: DeviceResult, rows: Rows) -> Floats:
 
 
 def constant_errors(data: DeviceData, rows: Rows) -> Floats:
-    """The same of the best constant that a device knows, the mean target of its training rows."""
+    """The same, shape (m,), of the best constant that a device knows, the mean target of its training rows."""
     with np.errstate(over="ignore", invalid="ignore"):
         return (rows.y - data.train.y.mean()) ** 2
 

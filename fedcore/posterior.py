@@ -62,7 +62,7 @@ AnyPosterior = Posterior | Coefficients
 
 
 class Tested(NamedTuple):
-    """Two-sided tests; each field has one entry a hypothesis.
+    """Two-sided tests of h hypotheses; each field has shape (h,).
 
     Attributes
     ----------

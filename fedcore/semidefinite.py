@@ -53,8 +53,8 @@ def factor(matrix: Floats) -> Floats:
 
 
 def solve(matrix: Floats, vector: Floats) -> Floats:
-    """The smallest solution of matrix x = vector, in units of a unit diagonal; directions in which the matrix is zero up to
-    rounding are left out."""
+    """The smallest solution of matrix x = vector, (d, d) and (d,), in units of a unit diagonal; directions in which the matrix is zero up
+    to rounding are left out."""
     scale, values, vectors = _decomposed(matrix)
     kept = values > len(values) * EPSILON * max(values[-1], 1.0)
     inverse = np.where(kept, 1.0 / np.where(kept, values, 1.0), 0.0)

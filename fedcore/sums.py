@@ -95,7 +95,7 @@ def no_part(d: int) -> Part:
 
 
 def squares(vectors: Floats) -> Floats:
-    """Outer products of each vector with itself."""
+    """Outer products of each vector with itself: of shape (m, d), in shape (m, d, d)."""
     return vectors[:, :, None] * vectors[:, None, :]
 
 

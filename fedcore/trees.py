@@ -35,7 +35,7 @@ class Several(NamedTuple):
     trees
         One a form.
     places
-        One a form: the positions of its states, ascending.
+        One a form: the positions of its s states, ascending, shape (s,).
     """
 
     trees: tuple[Any, ...]
@@ -43,7 +43,7 @@ class Several(NamedTuple):
 
 
 def npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Named arrays as the bytes of an npz file."""
+    """Named arrays of any shape as the bytes of an npz file."""
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **cast("Any", arrays))
     return buffer.getvalue()
@@ -72,7 +72,7 @@ def pack(tree: object) -> Arrays:
 
 
 def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """The state that `pack` stored, equal to the bit.
+    """The state that `pack` stored, its arrays of the same shape and equal to the bit.
 
     Raises
     ------

@@ -33,7 +33,7 @@ class Trial(NamedTuple):
     server
         The algorithm's own server state.
     losses
-        Mean training error of those who answered, one for each round that the trial has had.
+        Mean training error of those who answered, one for each of r rounds that the trial has had, shape (r,).
     uplink_bytes
         Size of what its devices have sent so far.
     """

@@ -30,6 +30,7 @@ class Processes(ProcessPoolTaskRunner):
     """Processes of this machine. A pool that has lost one takes no further tasks, and is replaced by a new one."""
 
     def submit(self, *args: Any, **kwargs: Any) -> PrefectConcurrentFuture[Any]:
+        """As every task runner does, with a new pool where this one is broken."""
         if self._executor is not None and self._executor._broken:  # pyright: ignore[reportAttributeAccessIssue]
             self.__exit__(None, None, None)
             self.__enter__()

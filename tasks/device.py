@@ -119,6 +119,8 @@ def examined(attempt: Attempt[Station], device_id: str) -> Opened:
     ------
     DataError
         Where they break the contract, or its disclosure rules forbid to tell of them.
+    DeviceRefusal
+        Where its state could leave its folder.
     """
     station = attempt.ground
     contract, where = station.dataset.contract, f"device={device_id}"

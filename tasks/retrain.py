@@ -54,6 +54,11 @@ def device_contest(attempt: Attempt[Station]) -> Mapping[str, tuple[Score, Score
 
     The station is of the challenger. A device is told the data set with the champion's preprocessing, and its coefficients in each of
     both, shape (d,).
+
+    Raises
+    ------
+    DeviceRefusal
+        Where preprocessing leaves the two different numbers of rows to be scored on.
     """
 
     def scores(device_id: str, told: tuple[Dataset, Floats, Floats]) -> tuple[Score, Score]:

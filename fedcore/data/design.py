@@ -24,11 +24,11 @@ class Range(NamedTuple):
     high: float
 
     def scaled(self, values: Floats) -> Floats:
-        """Values in the column's unit, mapped to [0, 1] where they are in the range."""
+        """Values in the column's unit, of any shape, mapped to [0, 1] where they are in the range."""
         return (values - self.low) / (self.high - self.low)
 
     def original(self, scaled: Floats) -> Floats:
-        """Scaled values in the column's unit again."""
+        """Scaled values, of any shape, in the column's unit again."""
         return self.low + (self.high - self.low) * scaled
 
 
@@ -133,7 +133,13 @@ def predict(frame: pl.DataFrame, theta: Floats, contract: Contract, ranges: Rang
 def new_design(
     frame: pl.DataFrame, contract: Contract, ranges: Ranges, where: str, fitted: Fitted | None = None
 ) -> tuple[Floats, Booleans]:
-    """The design of rows to predict for, shape (m, d), and which of the n rows these m are; parameters and errors as for `predict`."""
+    """The design of rows to predict for, shape (m, d), and which of the n rows these m are; parameters as for `predict`.
+
+    Raises
+    ------
+    DataError
+        As `predict` does, and where the design overflows.
+    """
     _check_fitted(contract, fitted)
     # Where the contract drops rows, none that has a gap has a prediction; elsewhere the design has no gaps.
     dropped = frame.select(pl.any_horizontal(pl.all().is_null())).to_series().to_numpy() & (contract.missing.policy == "drop")

@@ -104,7 +104,7 @@ def fleet_model(
     posteriors: Mapping[str, Posterior],
     prior: Floats | Posterior | None,
 ) -> FleetModel:
-    """The model of a run; parameters as for `FleetModel`.
+    """The model of a run; parameters as for `FleetModel`, coefficients of shape (d,).
 
     Raises
     ------

@@ -77,7 +77,7 @@ class Proposal(NamedTuple):
     site
         The change, zero where there is none.
     term, skipped
-        Shape () each; the term is 0 in the round of the start's sites.
+        Scalars, shape () each; the term is 0 in the round of the start's sites.
     """
 
     site: NaturalParams

@@ -72,7 +72,7 @@ class Joint(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """The posterior of a device's coefficients.
+    """The posterior of a device's coefficients, d in number: `mean` and `sd` have shape (d,).
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ def alike(message: M) -> M:
 
 
 def at(up: Any, rows: Booleans) -> Any:
-    """The messages of some of the devices."""
+    """The messages of some of m devices; `rows` says of which, shape (m,)."""
     return _each(lambda part: part[rows], up)
 
 

@@ -176,5 +176,5 @@ def rows_of(rows: Compressed, devices: Devices) -> Compressed:
 
 
 def repeat(array: Floats, times: int) -> Floats:
-    """Every device's entry `times` times."""
+    """Every device's entry `times` times: shape (m, ...) to (m * times, ...)."""
     return np.repeat(array, times, axis=0)

@@ -48,7 +48,7 @@ def log_density(rows: Compressed, mu: Floats, tau: Floats, noise: Floats) -> Flo
 
 
 def log_density_own_noise(rows: Compressed, mu: Floats, tau: Floats, start: float, prior_mean: float, prior_variance: float) -> Floats:
-    """The same, integrated over log sigma^2 with its normal prior; `start` is where it may be expected.
+    """The same, from mu and tau of shape (S, d), integrated over log sigma^2 with its normal prior; `start` is where it may be expected.
 
     In the eigenvectors of X diag(tau) X' the density is a product, whatever sigma^2 is.
     """

@@ -33,7 +33,7 @@ class Matched(NamedTuple):
 
 
 def log_density(x: Floats) -> Floats:
-    """log of sech(x) / pi."""
+    """log of sech(x) / pi, of any shape."""
     return -np.logaddexp(x, -x) + np.log(2.0 / np.pi)
 
 

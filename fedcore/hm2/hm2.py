@@ -1,4 +1,7 @@
-"""`Hm2`: expectation propagation with a model chosen by name."""
+"""`Hm2`: expectation propagation with a model chosen by name.
+
+Source: Yue, Al Kontar and Estrada Gomez, "Federated Data Analytics: A Study on Linear Models", section 4; see `fedcore.hm2.algorithm`.
+"""
 
 from __future__ import annotations
 

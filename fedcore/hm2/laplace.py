@@ -34,7 +34,10 @@ class Tilt(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """Of exp(-z^2 / 2 + alpha z) on z > 0: log of its integral in units of its largest value, exp(alpha^2 / 2) or 1; mean, variance."""
+    """Of exp(-z^2 / 2 + alpha z) on z > 0: log of its integral in units of its largest value, exp(alpha^2 / 2) or 1; mean, variance.
+
+    All have the shape of alpha.
+    """
 
     log_integral: Floats
     mean: Floats
@@ -68,7 +71,7 @@ def laplace_tilt(mean: Floats, variance: Floats, scale: Floats) -> Tilt:
 
 def elastic_net_tilt(mean: Floats, variance: Floats, scale: Floats, width: Floats) -> Tilt:
     """Moments of N(t; mean, variance) times the density proportional to exp(-|t| / scale - t^2 / 2 width), which is a normal distribution
-    times a Laplace prior.
+    times a Laplace prior; all have one shape, or broadcast to it.
 
     Parameters
     ----------

@@ -71,7 +71,8 @@ def normal_rule(dimensions: int, components: int) -> tuple[Floats, Floats]:
 
 @cache
 def product_rule(axes: int) -> tuple[Floats, Floats]:
-    """Of a Gauss-Hermite rule in the first dimension, and the rule above in all others; in many dimensions the rule above in all."""
+    """Nodes, shape (q, axes + 1), and logs of weights, shape (q,), of a Gauss-Hermite rule in the first dimension, and the rule above in
+    all others; in many dimensions the rule above in all."""
     if axes > MOST_AXES:
         return normal_rule(axes + 1, COMPONENTS)
     points, log_weight = normal_rule(axes, COMPONENTS // 4)

@@ -77,6 +77,8 @@ class Private(NamedTuple):
 class Normal(ABC):
     """Devices whose coefficients are independent draws from normal distributions, with a posterior of their means and variances.
 
+    Methods are those of `fedcore.hm2.hierarchy.Hierarchy`.
+
     Attributes
     ----------
     sigma

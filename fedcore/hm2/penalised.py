@@ -91,7 +91,8 @@ class Start(NamedTuple):
 
 
 class Residuals(NamedTuple):
-    """A device's part of the first phase: residual sum of squares, degrees of freedom, and what units are found from, as in `Squares`."""
+    """A device's part of the first phase: residual sum of squares, degrees of freedom, and what units are found from, as in `Squares`;
+    `columns` has shape (d,)."""
 
     rss: Scalar
     freedom: Scalar
@@ -108,7 +109,7 @@ class Profile(NamedTuple):
 
 @dataclass(frozen=True)
 class Penalised(ABC):
-    """What the penalised models share.
+    """What the penalised models share. Methods are those of `fedcore.hm2.hierarchy.Hierarchy`.
 
     Attributes
     ----------
@@ -359,7 +360,7 @@ class Ridge(Penalised):
 def mixture_of(
     weight: Floats, mean: Floats, variance: Floats, scale: Floats, joint_mean: Floats, covariance: Floats, noise: Floats
 ) -> Coefficients:
-    """One device's, of its nodes with weight."""
+    """One device's, of its q nodes, shape (q,) and (q, d), with weight."""
     kept = weight > NEGLIGIBLE
     shares = weight[kept] / weight[kept].sum()
     marginals = Marginals(np.repeat(shares[:, None], mean.shape[1], axis=1), mean[kept], variance[kept], scale[kept])

@@ -31,7 +31,10 @@ class Sited(Penalised):
     CONVEX: ClassVar[bool] = True
 
     def log_factors(self, private: Prepared, phi: Floats) -> Floats:
-        """Hardly more than any evidence can be: with fewer rows than columns, and little noise, what is found may be."""
+        """log f_k of m devices at S values of phi, shape (m, S).
+
+        It is held to hardly more than any evidence can be: with fewer rows than columns, and little noise, what is found may be.
+        """
         most = most_evidence(private, phi)
         return np.minimum(self.inner(private, phi).log_evidence, most + 2.0 * rounding(most))
 
@@ -54,7 +57,7 @@ class Sited(Penalised):
     @staticmethod
     @abstractmethod
     def tilt(mean: Floats, variance: Floats, *scales: Floats) -> Tilt:
-        """Moments of N(t; mean, variance) times the prior."""
+        """Moments of N(t; mean, variance) times the prior; all of one shape, or one that broadcasts to it."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def most_evidence(private: Prepared, phi: Floats) -> Floats:
 
 
 def rounding(evidence: Floats) -> Floats:
-    """Of an evidence."""
+    """Of an evidence, of any shape."""
     return ROUNDING * (1.0 + np.abs(evidence))
 
 

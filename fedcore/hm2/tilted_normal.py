@@ -26,7 +26,7 @@ TINY = 1e-150
 
 
 class Side(NamedTuple):
-    """What lies on one side of zero.
+    """What lies on one side of zero; all of the distributions' shape.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Side(NamedTuple):
 
 
 class TiltedNormal(NamedTuple):
-    """Distributions prepared for evaluation.
+    """Distributions prepared for evaluation; all of one shape.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class TiltedNormal(NamedTuple):
 
 
 class Tails(NamedTuple):
-    """P(T <= t), P(T > t), each accurate also where it is small, and the density at t."""
+    """P(T <= t), P(T > t), each accurate also where it is small, and the density at t; all of one shape."""
 
     below: Floats
     above: Floats
@@ -75,7 +75,7 @@ class Tails(NamedTuple):
 
 
 def tilted_normal(mean: Floats, variance: Floats, scale: Floats) -> TiltedNormal:
-    """Prepare distributions for evaluation.
+    """Prepare distributions for evaluation, of any shape that the three broadcast to.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def tilted_normal(mean: Floats, variance: Floats, scale: Floats) -> TiltedNormal
 
 
 def tails(law: TiltedNormal, t: Floats) -> Tails:
-    """Both tails and the density at t."""
+    """Both tails and the density at t, which has the distributions' shape."""
     right: Booleans = t > 0
     rate = np.where(right, law.right.rate, law.left.rate)
     norm = np.where(right, law.right.norm, law.left.norm)

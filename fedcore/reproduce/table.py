@@ -89,7 +89,7 @@ class Intervals(NamedTuple):
     labels
         Names.
     truth, mean, lower, upper
-        Shape (len(labels),).
+        Shape (u,), u being the number of labels.
     """
 
     labels: tuple[str, ...]

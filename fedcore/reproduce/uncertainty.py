@@ -65,7 +65,7 @@ def uncertain_run(seed: int) -> UncertainRun:
 
 
 def phi_intervals(seed: int, mean: Floats = MEAN, tau: Floats = TAU) -> Intervals | Outcome:
-    """The intervals of phi in a fleet of the second example, with this phi; or how the run ended where they are of no use."""
+    """The intervals of phi in a fleet of the second example, with this phi, shape (d,) each; or how the run ended."""
     algorithm = Hm2(sigma=NOISE)
     result = fit(algorithm, hierarchical_fleet(seed, mean, tau), rounds=ROUNDS, seed=seed)
     if not result.outcome.ok:
@@ -78,7 +78,7 @@ def phi_intervals(seed: int, mean: Floats = MEAN, tau: Floats = TAU) -> Interval
 
 
 def hierarchical_fleet(seed: int, mean: Floats = MEAN, tau: Floats = TAU) -> dict[str, DeviceData]:
-    """A fleet of the second example."""
+    """A fleet of the second example, with coefficients around `mean` of variance `tau`, shape (d,) each."""
     rng = np.random.default_rng(seed)
     devices: dict[str, DeviceData] = {}
     for k in range(DEVICES):

@@ -52,7 +52,7 @@ def prefect(workspace: Workspace) -> Iterator[Finding]:
 
 
 def latency(kind: str, seconds: float) -> Finding:
-    """Whether a Prefect server answers soon enough."""
+    """Whether a Prefect server, which answered in so many seconds, answers soon enough."""
     if seconds > SLOW:
         what = f"{kind} answers in {1000 * seconds:.0f} ms"
         return Finding("warning", "prefect", f"{what}, which slows every round: use one that is nearer or less busy")
@@ -135,7 +135,13 @@ def compared(name: str, date: str, before: float, after: float) -> Finding:
 
 
 def deployments(_: Workspace) -> Iterator[Finding]:
-    """Work pools, workers and deployments, where any is on the server that `PREFECT_API_URL` names."""
+    """Work pools, workers and deployments, where any is on the server that `PREFECT_API_URL` names.
+
+    Raises
+    ------
+    Misuse
+        Where it cannot say what is deployed.
+    """
     if not PREFECT_API_URL.value():
         yield Finding("ok", "deployments", "none: PREFECT_API_URL is not set")
         return

@@ -22,6 +22,8 @@ RunId = Annotated[str, typer.Argument(metavar="RUN_ID", help="A run that has end
 Device = Annotated[str, typer.Option(help="Id of the device.", show_default=False)]
 Rounds = Annotated[int | None, typer.Option(help="The most rounds that the fleet goes on for, by default the run's.", show_default=False)]
 
+ADAPT_EXAMPLES = options.examples("fedlin adapt RUN_ID --device new-one", "fedlin adapt RUN_ID --device new-one --join")
+
 
 def adapt(
     run: RunId,
@@ -49,6 +51,9 @@ def adapt(
     shared = {name: getattr(parent.config, name) for name in names}
     result = run_flow("adapt", AdaptConfig(dataset=dataset or parent.config.dataset, parent=run, device=device, **shared), None)
     conclude(result, REPORTED, _show, as_json=as_json)
+
+
+REMOVE_EXAMPLES = options.examples("fedlin remove RUN_ID --device old-one")
 
 
 def remove(run: RunId, device: Device, rounds: Rounds = None, as_json: options.AsJson = False) -> None:

@@ -19,38 +19,73 @@ import typer
 from typer.exceptions import TyperException
 
 from fedcore.errors import FedlinError, Misuse
-from flows.cli import adapt, champion, compare, data, doctor, predict, report, reproduce, retrain, runs, simulate, status, train, tune
+from flows.cli import (
+    adapt,
+    champion,
+    compare,
+    data,
+    doctor,
+    options,
+    predict,
+    report,
+    reproduce,
+    retrain,
+    runs,
+    simulate,
+    status,
+    train,
+    tune,
+)
 from flows.logs import as_json, check_asked, log
 
 INTERRUPTED, TERMINATED = 130, 143
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Federated data analytics with linear models."
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Federated data analytics with linear models.",
+    epilog=options.examples(
+        "fedlin simulate demo --dataset demo  # a fleet to try it on",
+        "fedlin data import pumps.csv --dataset pumps --device pump --target pressure",
+        "fedlin train pumps --algorithm hm2  # what the fleet and each device know",
+        "fedlin compare pumps  # is it worth it, and which algorithm?",
+        "fedlin report RUN_ID  # for those who own the devices",
+        "fedlin COMMAND --help  # options and examples of a command",
+    ),
 )
-app.add_typer(data.app, name="data")
-app.add_typer(reproduce.app, name="reproduce")
-app.command("simulate")(simulate.command)
-app.command("train")(train.command)
-app.command("tune")(tune.command)
-app.command("compare")(compare.command)
-app.command("adapt")(adapt.adapt)
-app.command("remove")(adapt.remove)
-app.command("retrain")(retrain.command)
-app.command("champion")(champion.champion)
-app.command("rollback")(champion.rollback)
-app.command("predict")(predict.command)
-app.command("report")(report.command)
-app.command("runs")(runs.command)
-app.command("status")(status.command)
-app.command("doctor")(doctor.command)
+
+DATA, LEARN, USE, OPERATE, PAPER = "Data", "Learn", "Use what was learned", "Operate", "The paper"
+"""What `--help` groups commands by: the task at hand."""
+
+app.add_typer(data.app, name="data", rich_help_panel=DATA)
+app.command("simulate", rich_help_panel=DATA, epilog=simulate.EXAMPLES)(simulate.command)
+app.command("train", rich_help_panel=LEARN, epilog=train.EXAMPLES)(train.command)
+app.command("tune", rich_help_panel=LEARN, epilog=tune.EXAMPLES)(tune.command)
+app.command("compare", rich_help_panel=LEARN, epilog=compare.EXAMPLES)(compare.command)
+app.command("predict", rich_help_panel=USE, epilog=predict.EXAMPLES)(predict.command)
+app.command("report", rich_help_panel=USE, epilog=report.EXAMPLES)(report.command)
+app.command("adapt", rich_help_panel=USE, epilog=adapt.ADAPT_EXAMPLES)(adapt.adapt)
+app.command("remove", rich_help_panel=USE, epilog=adapt.REMOVE_EXAMPLES)(adapt.remove)
+app.command("retrain", rich_help_panel=OPERATE, epilog=retrain.EXAMPLES)(retrain.command)
+app.command("champion", rich_help_panel=OPERATE, epilog=champion.CHAMPION_EXAMPLES)(champion.champion)
+app.command("rollback", rich_help_panel=OPERATE, epilog=champion.ROLLBACK_EXAMPLES)(champion.rollback)
+app.command("runs", rich_help_panel=USE, epilog=runs.EXAMPLES)(runs.command)
+app.command("status", rich_help_panel=OPERATE, epilog=status.EXAMPLES)(status.command)
+app.command("doctor", rich_help_panel=OPERATE)(doctor.command)
+app.add_typer(reproduce.app, name="reproduce", rich_help_panel=PAPER)
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(f"fedlin {metadata.version('fedlin')}")
+        raise typer.Exit
 
 
 @app.callback()
-def _top(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", callback=_tell_version, is_eager=True)] = False,
+) -> None:
     check_asked()
-    if version:
-        print(f"fedlin {metadata.version('fedlin')}")
-        raise typer.Exit
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ from flows.workspace import Workspace
 
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="Name of a data set.", show_default=False)]
 
+CHAMPION_EXAMPLES = options.examples("fedlin champion demo", "fedlin champion demo --json")
+
 
 def champion(dataset: Dataset, target: options.Target = None, as_json: options.AsJson = False) -> None:
     """Show the champion of a data set, and the decisions that were made about it."""
@@ -35,6 +37,9 @@ def champion(dataset: Dataset, target: options.Target = None, as_json: options.A
         out.print(f"the champion of {registry.name} is version {current.number}, trained by run {current.run_id}")
     else:
         out.print(f"{registry.name} has no champion: fedlin retrain {dataset} makes one")
+
+
+ROLLBACK_EXAMPLES = options.examples("fedlin rollback demo", "fedlin rollback demo --to 3")
 
 
 def rollback(

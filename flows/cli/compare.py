@@ -27,6 +27,8 @@ REPORTED = (
     "devices_validated",
 )
 
+EXAMPLES = options.examples("fedlin compare demo", "fedlin compare demo --algorithms separate,hm1,eb --budget 5 --repeats 3")
+
 
 def command(
     name: options.Name = None,

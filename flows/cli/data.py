@@ -26,6 +26,7 @@ from fedcore.data import (
 )
 from fedcore.data.places import place
 from fedcore.errors import DataError, Misuse
+from flows.cli import options
 from flows.events import tell_added
 from flows.inspection import inspect_devices, rows_by_device
 from flows.workspace import Workspace
@@ -41,7 +42,7 @@ Units = Annotated[
 ]
 
 
-@app.command()
+@app.command(epilog=options.examples("fedlin data infer pumps.csv --dataset pumps --device pump --target pressure"))
 def infer(
     file: Annotated[
         str, typer.Argument(help="Source file (.csv, .txt or .parquet), or a folder of one file a device.", show_default=False)
@@ -62,7 +63,14 @@ def infer(
     typer.echo(f"datasets/{dataset}/dataset.toml: {features}, the target is {contract.target}: edit it, then import")
 
 
-@app.command("import")
+@app.command(
+    "import",
+    epilog=options.examples(
+        "fedlin data import pumps.csv --dataset pumps --device pump --target pressure",
+        "fedlin data import train_FD001.txt --dataset cmapss-fd001",
+        "fedlin data import s3://bucket/raw/pumps.parquet --dataset pumps --unit speed=rpm",
+    ),
+)
 def import_(
     file: Annotated[
         str, typer.Argument(help="Source file (.csv, .txt or .parquet), or a folder of one file a device.", show_default=False)
@@ -80,7 +88,11 @@ def import_(
     _show(imported, cards)
 
 
-@app.command()
+@app.command(
+    epilog=options.examples(
+        "fedlin data add pump-17.csv --dataset pumps --device 17", "fedlin data add december.csv --dataset pumps --device 17 --append"
+    )
+)
 def add(
     file: Annotated[str, typer.Argument(help="The device's rows: a .csv, .txt or .parquet file, or a folder of them.", show_default=False)],
     dataset: Annotated[str, typer.Option(help="Name of the data set.", show_default=False)],
@@ -96,7 +108,7 @@ def add(
     typer.echo(f"{where} with {added.rows} rows" if added.changed else f"{where} holds these {added.rows} rows already: nothing changed")
 
 
-@app.command()
+@app.command(epilog=options.examples("fedlin data remove pumps --device 17"))
 def remove(
     name: Name,
     device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
@@ -149,9 +161,9 @@ def list_() -> None:
     _print(table)
 
 
-def _units(options: list[str] | None) -> dict[str, str]:
+def _units(given: list[str] | None) -> dict[str, str]:
     units: dict[str, str] = {}
-    for option in options or ():
+    for option in given or ():
         column, equals, unit = option.rpartition("=")
         if not equals or column in units:
             raise Misuse(f"option unit: {option!r} is not COL=UNIT, or comes second for its column: give each column one unit")

@@ -10,6 +10,12 @@ from fedcore.algorithm import ALGORITHMS
 
 KNOWN = ", ".join(sorted(ALGORITHMS))
 
+
+def examples(*lines: str) -> str:
+    """What `--help` and the reference show below a command: each line a command of its own."""
+    return "\n\n".join(["Examples:", *(f"    {line}" for line in lines)])
+
+
 Name = Annotated[str | None, typer.Argument(help="Name of a data set.", show_default=False)]
 Algorithm = Annotated[str | None, typer.Option(help=f"One of {KNOWN}; hm1 by default.", show_default=False)]
 Rounds = Annotated[int | None, typer.Option(help="The most communication rounds, 30 by default.", show_default=False)]

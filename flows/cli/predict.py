@@ -21,6 +21,8 @@ Output = Annotated[
     Path | None, typer.Option(help="The .csv or .parquet file to write, by default FILE with -predicted.", show_default=False)
 ]
 
+EXAMPLES = options.examples("fedlin predict RUN_ID new.csv", "fedlin predict demo@champion new.parquet --output predicted.csv")
+
 
 def command(model: Model, file: File, output: Output = None, target: options.Target = None, as_json: options.AsJson = False) -> None:
     """Predict the target of new rows of any device, with intervals at 90 % where the method has them."""

@@ -23,6 +23,8 @@ Compare = Annotated[
 ]
 Output = Annotated[Path | None, typer.Option(help=f"The file, by default {NAME} in the run's folder.", show_default=False)]
 
+EXAMPLES = options.examples("fedlin report RUN_ID", "fedlin report RUN_ID --compare OTHER_RUN_ID --output /srv/reports/pumps.html")
+
 
 def command(run: RunId, compare: Compare = None, output: Output = None, as_json: options.AsJson = False) -> None:
     """Write what a run means for the devices, and its details, as one HTML file that needs no network."""

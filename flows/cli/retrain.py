@@ -47,6 +47,12 @@ REPORTED = (
     "drift_move_largest",
 )
 
+EXAMPLES = options.examples(
+    "fedlin retrain demo --algorithm hm2",
+    "fedlin retrain demo --if-drifted",
+    "fedlin retrain demo --margin 0.05 --p-value 0.01",
+)
+
 
 def command(
     name: options.Name = None,

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 OPTION = "option."
 
+EXAMPLES = options.examples(
+    "fedlin runs",
+    "fedlin runs --dataset pumps --sort a_rmse  # the best first",
+    "fedlin runs --algorithm hm2 --where \"metrics.a_rmse < 0.5 and params.seed = '0'\"",
+)
+
 Dataset = Annotated[str | None, typer.Option(help="Of this data set alone.", show_default=False)]
 Algorithm = Annotated[str | None, typer.Option(help="Of this algorithm alone.", show_default=False)]
 Where = Annotated[

@@ -9,7 +9,10 @@ from rich.console import Console
 
 from fedcore.data import create_simulated
 from fedcore.simulate import CASES, simulate
+from flows.cli import options
 from flows.workspace import Workspace
+
+EXAMPLES = options.examples("fedlin simulate demo --dataset demo", "fedlin simulate hm2-1 --dataset selection --seed 7")
 
 
 def command(

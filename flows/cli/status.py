@@ -24,6 +24,8 @@ ROUNDS = 5
 RunId = Annotated[str | None, typer.Argument(metavar="RUN_ID", help="One run in detail; by default all of them.", show_default=False)]
 Last = Annotated[int, typer.Option(help="The most runs that are shown, the newest first.", min=1)]
 
+EXAMPLES = options.examples("fedlin status", "fedlin status RUN_ID", "fedlin status --last 3 --json")
+
 
 def command(run_id: RunId = None, last: Last = 20, as_json: options.AsJson = False) -> None:
     """Show which runs go on, which have ended and which were interrupted."""

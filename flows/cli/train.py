@@ -30,6 +30,13 @@ REPORTED = (
     "pareto_k",
 )
 
+EXAMPLES = options.examples(
+    "fedlin train demo",
+    "fedlin train demo --algorithm hm2 --set prior=lasso --rounds 50",
+    "fedlin train --config deployments/demo.toml",
+    "fedlin train --resume RUN_ID",
+)
+
 
 def command(
     name: options.Name = None,

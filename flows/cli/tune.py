@@ -31,6 +31,12 @@ REPORTED = (
     "devices_validated",
 )
 
+EXAMPLES = options.examples(
+    "fedlin tune demo --algorithm hm1",
+    "fedlin tune demo --algorithm hm1 --grid alpha=0.1,0.3 --rule one-se",
+    "fedlin tune demo --algorithm hm1 --random 20 --grid prior_rate=0.001..1",
+)
+
 
 def command(
     name: options.Name = None,

@@ -77,7 +77,7 @@ class Service:
         process.returncode = 0  # nobody here waits for its end
 
     def await_ready(self, ready: Callable[[], bool], limit: float = START_LIMIT) -> None:
-        """Wait until it answers.
+        """Wait until it answers, for at most `limit` seconds.
 
         Raises
         ------
@@ -94,8 +94,8 @@ class Service:
         raise FedlinError(f"{self.name} did not answer within {limit:g} s: see {self.log}")
 
     def stop(self, limit: float = STOP_LIMIT) -> bool:
-        """End it and everything that it has started, which goes first, so that runs can still tell their server; politely, then at
-        once. Returns whether there was anything to end."""
+        """End it and everything that it has started, which goes first, so that runs can still tell their server; politely, and
+        after `limit` seconds at once. Returns whether there was anything to end."""
         leader, found = self._started()[0], self._members()
         self._tell([pid for pid in found if pid != leader], signal.SIGTERM, limit)
         self._tell(self._members(), signal.SIGTERM, limit)
