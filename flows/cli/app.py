@@ -19,7 +19,7 @@ import typer
 from typer.exceptions import TyperException
 
 from fedcore.errors import FedlinError, Misuse
-from flows.cli import adapt, champion, compare, data, doctor, predict, report, reproduce, retrain, simulate, status, train, tune
+from flows.cli import adapt, champion, compare, data, doctor, predict, report, reproduce, retrain, simulate, site, status, train, tune
 from flows.logs import as_json, check_asked, log
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(reproduce.app, name="reproduce")
+app.add_typer(site.app, name="site")
 app.command("simulate")(simulate.command)
 app.command("train")(train.command)
 app.command("tune")(tune.command)
