@@ -27,16 +27,14 @@ def init(
     algorithm: Annotated[list[str] | None, typer.Option(help="One that may be run, by default all; repeatable.")] = None,
 ) -> None:
     """Make a site: its policy and its key; say how the server gets to know it."""
-    from flows.sites.site import make_site
-    from tasks.sites.letters import new_key
-    from tasks.sites.policy import KEY, POLICY, first_policy, policy_text
+    from tasks.sites.policy import KEY, POLICY, first_policy, make_site
 
     for each in algorithm or ():
         algorithm_class(each)
     root, place = (given if "://" in given else str(Path(given).resolve()) for given in (datasets, exchange))
     policy = first_policy(name, root, place, algorithm or sorted(ALGORITHMS))
     folder = _folder(name)
-    make_site(folder, policy_text(policy), new_key())
+    make_site(folder, policy)
     print(f"site {name} in {folder}")
     for dataset, digest in policy.contracts.items():
         print(f"  agrees to the contract of {dataset}, {digest}{_caution(policy, dataset)}")

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from fedcore.algorithm import AnyAlgorithm, FleetSpec
 from fedcore.data import Dataset, Fitted
-from fedcore.data.places import make_folder, place
+from fedcore.data.places import place
 from fedcore.errors import DeviceFailure, DeviceRefusal, FedlinError, Misuse
 from flows.config import build_algorithm
 from tasks.cohort import asked
@@ -116,27 +116,6 @@ class Site:
         put(self._exchange, reply.uri, content)
         put(self._exchange, f"{letter.nonce}.letter", json.dumps(signed(reply, self._key)).encode())
         return f"{letter.step}: {len(answer.answers)} devices answered, {len(answer.failed)} did not; {len(content)} bytes left"
-
-
-def make_site(folder: Path, policy_text: str, key_text: str) -> None:
-    """Write a site's folder, for its user alone.
-
-    Raises
-    ------
-    Misuse
-        Where it is there already, or cannot be written.
-    """
-    try:
-        make_folder(folder.parent)
-        folder.mkdir(mode=0o700)
-        for name, text in (("policy.toml", policy_text), (KEY, key_text)):
-            file = folder / name
-            file.touch(mode=0o600)
-            file.write_text(text)
-    except FileExistsError:
-        raise Misuse(f"{folder} is there already: edit its policy.toml, or choose another name") from None
-    except OSError as error:
-        raise Misuse(f"{folder} cannot be written ({error.strerror}): name another project folder in FEDLIN_HOME") from None
 
 
 def _algorithm(letter: Letter) -> AnyAlgorithm:

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedcore.data import Dataset, Disclosure, list_datasets, open_contract, open_dataset
 from fedcore.data.disclosure import laxer
-from fedcore.data.places import Place, place
+from fedcore.data.places import Place, make_folder, place
 from fedcore.errors import Misuse
-from tasks.sites.letters import Hex, Letter, Name, Untrusted, Work
+from tasks.sites.letters import Hex, Letter, Name, Untrusted, Work, new_key
 
 POLICY, KEY, AUDIT, SERVING = "policy.toml", "site.key", "audit.jsonl", "serving.lock"
 """What a site's folder holds."""
@@ -139,6 +139,26 @@ def first_policy(name: str, datasets: str, exchange: str, algorithms: Sequence[s
         raise Misuse(f"site: {error.errors(include_url=False)[0]['msg']}: choose letters, digits, '.', '_' and '-'") from None
 
 
-def policy_text(policy: Policy) -> str:
-    """A policy as the text of its file."""
+def make_site(folder: Path, policy: Policy) -> None:
+    """Write a site's folder, with a new key, for its user alone.
+
+    Raises
+    ------
+    Misuse
+        Where it is there already, or cannot be written.
+    """
+    try:
+        make_folder(folder.parent)
+        folder.mkdir(mode=0o700)
+        for name, text in ((POLICY, _text(policy)), (KEY, new_key())):
+            file = folder / name
+            file.touch(mode=0o600)
+            file.write_text(text)
+    except FileExistsError:
+        raise Misuse(f"{folder} is there already: edit its policy.toml, or choose another name") from None
+    except OSError as error:
+        raise Misuse(f"{folder} cannot be written ({error.strerror}): name another project folder in FEDLIN_HOME") from None
+
+
+def _text(policy: Policy) -> str:
     return _COMMENT.format(name=policy.name) + tomli_w.dumps(policy.model_dump(mode="json", exclude_none=True))
