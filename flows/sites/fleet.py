@@ -21,7 +21,7 @@ from tasks.cohort import Answered, Errand
 from tasks.ground import Ground, Owner, Station
 from tasks.sites.asking import Far, site_ask
 from tasks.sites.enrolled import Enrolled
-from tasks.sites.letters import Step, Work
+from tasks.sites.letters import NAME, Step, Work
 from tasks.sites.messages import Request
 
 Members = Mapping[str, Sequence[str]]
@@ -42,7 +42,15 @@ class SiteFleet(Fleet):
         parent: Parent | None = None,
         members: Members | None = None,
     ) -> None:
-        """`members` are those of a run that has begun; by default the sites are asked."""
+        """`members` are those of a run that has begun; by default the sites are asked.
+
+        Raises
+        ------
+        Misuse
+            Where a site does not say which devices it has, two have one of the same name, or as for any fleet.
+        """
+        if not NAME.fullmatch(run_id):
+            raise Misuse(f"a run over sites needs a name of letters, digits, '.', '_' and '-', got {run_id!r}")
         self._sites = sites
         self._work = Work(
             dataset=dataset.name,

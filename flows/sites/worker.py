@@ -8,11 +8,13 @@ in its own process, which saves each run the seconds that a new one takes to imp
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tasks as tasks  # isort: skip  (settles the environment, which prefect reads on import)
+import anyio
 import anyio.abc
 import anyio.to_thread
 import httpx
@@ -66,12 +68,13 @@ class SiteWorker(BaseWorker[BaseJobConfiguration, Any, SiteResult]):
     async def run(
         self, flow_run: FlowRun, configuration: BaseJobConfiguration, task_status: anyio.abc.TaskStatus[Any] | None = None
     ) -> SiteResult:
-        """Deal with a request."""
+        """Deal with a request, to its end even where the worker is told to end meanwhile."""
         if task_status is not None:
             task_status.started(self.name)
-        await propose_state(self.client, Running(), flow_run_id=flow_run.id)
-        ended = await anyio.to_thread.run_sync(self._ended, flow_run.parameters.get("letter"), str(flow_run.id))
-        await propose_state(self.client, ended, flow_run_id=flow_run.id)
+        with anyio.CancelScope(shield=True):
+            await propose_state(self.client, Running(), flow_run_id=flow_run.id)
+            ended = await anyio.to_thread.run_sync(self._ended, flow_run.parameters.get("letter"), str(flow_run.id))
+            await propose_state(self.client, ended, flow_run_id=flow_run.id)
         return SiteResult(identifier=self.name, status_code=0)
 
     def _ended(self, letter: object, flow_run: str) -> State[None]:
@@ -101,7 +104,8 @@ def serve(folder: Path) -> None:
     try:
         with alone(folder / SERVING, timeout=0), temporary_settings({PREFECT_WORKER_QUERY_SECONDS: QUERY}):
             _deploy(site.policy.name)
-            asyncio.run(SiteWorker(site).start(printer=partial(print, flush=True)))
+            with suppress(KeyboardInterrupt):
+                asyncio.run(SiteWorker(site).start(printer=partial(print, flush=True)))
     except Timeout:
         raise Misuse(f"site {site.policy.name} is being served already: end that process first") from None
     except httpx.HTTPError as error:
@@ -112,9 +116,7 @@ def _deploy(name: str) -> None:
     """Make the site's work pool where it is missing, and its deployment."""
     pool = f"{POOL}{name}"
     with get_client(sync_client=True) as client:
-        try:
+        with suppress(ObjectAlreadyExists):
             template = SiteWorker.get_default_base_job_template()
             client.create_work_pool(WorkPoolCreate(name=pool, type=SiteWorker.type, base_job_template=template))
-        except ObjectAlreadyExists:
-            pass
         client.create_deployment(client.create_flow(site_update), name=name, work_pool_name=pool)

@@ -23,7 +23,9 @@ from fedcore.errors import FedlinError, Misuse, PlaceAway
 Step = Literal["describe", "summarise", "enrol", "update", "finalize", "forget"]
 """What a site may be asked to do."""
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", re.ASCII)
+"""Of sites, runs and data sets: safe as a file's name."""
+
 Name = Annotated[str, StringConstraints(pattern=rf"^{NAME.pattern}$")]
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]+$")]
 
@@ -52,7 +54,7 @@ class Work(BaseModel):
         What is run.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     dataset: Name
     contract: Hex
@@ -81,7 +83,7 @@ class Letter(BaseModel):
         Of a request.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     kind: Literal["request", "answer"]
     site: Name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -28,10 +27,9 @@ from fedcore.rows import DeviceData
 from fedcore.simulate import Fleet
 from fedcore.testing import small_fleet
 from flows.orchestrator import Orchestrator
-from tasks.sites.letters import Letter, put, read_key, signed
 
 ROOT = Path(flows.__file__).parents[1]
-ROUNDS = 3
+ROUNDS = 2
 ALGORITHM = Hm1(batch=3, gradient="sum")
 OPTIONS = ["--algorithm", "hm1", "--set", "batch=3", "--set", "gradient=sum", "--rounds", str(ROUNDS)]
 DEVICES = {"north": ("a", "b"), "south": ("c", "d", "e")}
@@ -234,53 +232,15 @@ def test_a_site_logs_what_it_was_asked_and_what_left(world: World, trained: dict
 @pytest.mark.slow
 def test_what_is_not_the_servers_own_word_is_refused_and_logged(world: World, trained: dict[str, Any]) -> None:
     sent = last_request(trained["run_id"], "north")
-    letter, key = Letter.model_validate_json(sent["letter"]), read_key(world.home("server") / "north.key")
-    exchange = world.root / "exchange" / "north"
-
-    def place(name: str, content: bytes) -> str:
-        digest = put(exchange, name, content)
-        os.chown(exchange / name, USERS["server"].number, EXCHANGES["north"])
-        return digest
-
-    def new(content: bytes = b"", **changed: Any) -> dict[str, str]:
-        fresh = letter.model_copy(update={"nonce": secrets.token_hex(16), "expires": time.time() + 60} | changed)
-        digest = place(fresh.uri, content) if content else fresh.sha256
-        return signed(fresh.model_copy(update={"sha256": digest}), key)
-
-    assert letter.work is not None
-    tampered = {"letter": sent["letter"].replace('"round_num":3', '"round_num":4'), "signature": sent["signature"]}
-    assert tampered["letter"] != sent["letter"]
-    other_message = new(b"something")
-    place(Letter.model_validate_json(other_message["letter"]).uri, b"something else")
-    cases: list[tuple[object, str]] = [
+    tampered = sent | {"letter": sent["letter"].replace(f'"round_num":{ROUNDS}', f'"round_num":{ROUNDS + 1}')}
+    assert tampered != sent
+    cases = [
         ({"letter": sent["letter"]}, "it is not signed"),
-        ({"letter": sent["letter"], "signature": ""}, "it is not signed"),
-        (None, "it is not signed"),
         (tampered, "its signature is not that of its text with this site's key"),
-        (last_request(trained["run_id"], "south"), "its signature is not that of its text with this site's key"),
         (sent, "it has been here before"),
-        (new(expires=time.time() - 10), "it expired 1"),
-        (new(expires=time.time() + 1e6), "it counts for longer than the 3600 s of the site's policy"),
-        (new(work=letter.work.model_copy(update={"algorithm": "pooled"})), "algorithm pooled is not among those of the site's policy"),
-        (new(work=letter.work.model_copy(update={"contract": "0" * 64})), "the server's contract of data set small is not the one"),
-        (new(), "is not in the exchange"),
-        (other_message, "has not the digest that was signed"),
-        (new(b"no message"), "its message is damaged"),
     ]
     before = len(world.audit("north"))
     for request, why in cases:
         state = asked(world, "north", {"letter": request})
-        assert (state.is_failed(), state.message.startswith("refused: ") if state.message else None) == (True, True), state
-        assert why in str(state.message)
-    refused = [entry for entry in world.audit("north")[before:] if entry["event"] == "refused"]
-    assert len(refused) == len(cases)
-    assert all(why in entry["why"] for entry, (_, why) in zip(refused, cases, strict=True))
-    assert not any(entry["event"] == "left" for entry in world.audit("north")[before:])
-
-
-@pytest.mark.slow
-def test_the_server_is_told_a_refusal_in_one_line(world: World, trained: dict[str, Any]) -> None:
-    process = world.start("server", "train", "small", "--sites", "sites.toml", "--algorithm", "fedavg", "--rounds", "1")
-    _, err = process.communicate()
-    said = "2 of 2 sites cannot take part: site north: refused: algorithm fedavg is not among those of the site's policy"
-    assert (process.returncode, err.splitlines()[-1]) == (2, f"fedlin: error: {said}")
+        assert (state.is_failed(), state.message) == (True, f"refused: {why}")
+    assert [(entry["event"], entry["why"]) for entry in world.audit("north")[before:]] == [("refused", why) for _, why in cases]
