@@ -94,6 +94,7 @@ def _given(run_id: str) -> RunConfig | None:
     """What a run that has begun was asked for; None where there is none, which the flow says itself."""
     try:
         given = RunFolder(Workspace.find().runs / run_id).read_json("config.json")["given"]
-        return RunConfig.model_validate({name: value for name, value in given.items() if name in RunConfig.model_fields})
+        kind = TrainConfig if given.get("sites") else RunConfig
+        return kind.model_validate({name: value for name, value in given.items() if name in kind.model_fields})
     except (Misuse, KeyError, TypeError, ValueError):
         return None

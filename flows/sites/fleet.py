@@ -61,11 +61,11 @@ class SiteFleet(Fleet):
             options=asdict(algorithm),  # pyright: ignore[reportArgumentType]
         )
         self._members = members or self._described(Ground(run_id, dataset, 0))
+        known = checked_distinct(device_id for ids in self._members.values() for device_id in ids)
         self._site_of = {device_id: name for name, ids in self._members.items() for device_id in ids}
         if unknown := [device_id for device_id in device_ids or () if device_id not in self._site_of]:
             raise Misuse(f"no site has device {unknown[0]!r} ({len(unknown)} are missing): name devices that sites have")
-        ids = device_ids or checked_distinct(device_id for ids in self._members.values() for device_id in ids)
-        super().__init__(run_id, config.model_copy(update={"devices_per_task": 1}), dataset, algorithm, ids, parent)
+        super().__init__(run_id, config.model_copy(update={"devices_per_task": 1}), dataset, algorithm, device_ids or known, parent)
         self.task_runs += 0 if members else len(sites)
 
     def manifest(self, cards: Sequence[DeviceCard]) -> dict[str, Any]:
