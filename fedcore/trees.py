@@ -198,6 +198,8 @@ def _describe(tree: object, name: str, leaves: Arrays) -> Any:
         made: type[object] = type(cast("object", tree))
         return {"class": f"{made.__module__}:{made.__qualname__}", "fields": parts}
     leaves[name] = np.asarray(tree)
+    if isinstance(tree, np.generic):
+        return "scalar"
     kind = type(tree).__name__
     return kind if kind in SCALARS else "array"
 
@@ -213,6 +215,8 @@ def _rebuild(structure: Any, name: str, arrays: Mapping[str, NDArray[Any]]) -> A
         make = _class(described["class"])
         return make(**{field: _rebuild(part, f"{name}.{field}" if name else field, arrays) for field, part in described["fields"].items()})
     array = arrays[name]
+    if structure == "scalar":
+        return array[()]
     return SCALARS[structure](array[()]) if structure in SCALARS else array
 
 

@@ -126,6 +126,8 @@ class TrainConfig(RunConfig):
         The run that it goes on from, with its preprocessing; by default none.
     devices
         The fleet; by default all devices of the data set.
+    sites
+        A file of the sites whose workers have the devices; by default they are in the data set's folder.
     """
 
     COMMAND: ClassVar[str] = "train"
@@ -134,6 +136,7 @@ class TrainConfig(RunConfig):
     options: dict[str, Any] = Field(default_factory=dict, description="The algorithm's hyper-parameters by name.")
     parent: str | None = Field(default=None, description="The run that this one goes on from.")
     devices: tuple[str, ...] | None = Field(default=None, description="The fleet; by default all devices of the data set.")
+    sites: str | None = Field(default=None, min_length=1, description="A file of the sites that have the devices.")
 
     @field_validator("devices")
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -225,6 +225,14 @@ class Fleet:
         """
         return self._gather(task, self.station, ids, *told)
 
+    def _owner(self, device_id: str) -> Owner:
+        """With whom a device shares a task."""
+        return owner_of(device_id, self._place[device_id], self.devices_per_task)
+
+    def _started(self, task: DeviceTask, ground: Ground, errands: Sequence[Errand]) -> Iterable[PrefectFuture[Any]]:
+        """The task runs of some errands."""
+        return task.map(unmapped(ground), errands)
+
     def _from_all(self, task: DeviceTask, ground: Ground, *told: Sequence[Any]) -> list[Any]:
         """The answers to a task that no device of the fleet may miss."""
         answers = self._gather(task, ground, self.device_ids, *told)
@@ -237,7 +245,7 @@ class Fleet:
         each = zip(*told, strict=True) if told else [()] * len(ids)
         cohorts: dict[Owner, dict[str, tuple[Any, ...]]] = {}
         for device_id, message in zip(ids, each, strict=True):
-            cohorts.setdefault(owner_of(device_id, self._place[device_id], self.devices_per_task), {})[device_id] = message
+            cohorts.setdefault(self._owner(device_id), {})[device_id] = message
         errands = [Errand(owner, messages) for owner, messages in cohorts.items()]
         found: dict[Owner, object] = {}
         for _ in range(1 + LOST):
@@ -245,7 +253,7 @@ class Fleet:
             if not left:
                 break
             self.task_runs += len(left)
-            found |= dict(zip((errand.owner for errand in left), map(_ended, task.map(unmapped(ground), left)), strict=True))
+            found |= dict(zip((errand.owner for errand in left), map(ended, self._started(task, ground, left)), strict=True))
         answers = {device_id: answer for each in found.values() if isinstance(each, Answered) for device_id, answer in each.answers.items()}
         whose = {device_id: errand.owner for errand in errands for device_id in errand.told if device_id not in answers}
         self.silent = {device_id: _reason(found[owner], device_id) for device_id, owner in whose.items()}
@@ -257,7 +265,7 @@ def automatic(devices: int) -> int:
     return 1 if devices <= COHORTS_ABOVE else -(-devices // COHORTS)
 
 
-def _ended(future: PrefectFuture[Any]) -> object:
+def ended(future: PrefectFuture[Any]) -> object:
     """What a task has returned or failed with; where its worker is lost, that error."""
     try:
         future.wait()

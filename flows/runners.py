@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from prefect.client.schemas.objects import State
@@ -14,9 +15,10 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
 
 from fedcore.errors import Misuse
-from flows.config import RunConfig
+from flows.config import RunConfig, TrainConfig
 from flows.workspace import Workspace
 from tasks.checkpoint import RunFolder
+from tasks.sites.enrolled import read_sites
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,6 +47,10 @@ def task_runner(config: RunConfig) -> TaskRunner[Any]:
     Misuse
         Where its package is not installed, or an address is given for another one.
     """
+    if isinstance(config, TrainConfig) and config.sites:
+        if config.runner != "thread" or config.devices_per_task is not None:
+            raise Misuse("sites carry out the work of their devices themselves: leave runner and devices_per_task out")
+        return ThreadPoolTaskRunner(max_workers=len(read_sites(Path(config.sites))))  # each only waits
     addresses = {"dask": config.dask_address, "ray": config.ray_address}
     for kind, address in addresses.items():
         if address is not None and kind != config.runner:
@@ -74,7 +80,8 @@ def on_runner(function: F) -> F:
     def running(config: RunConfig | None = None, run_id: str | None = None) -> State[None]:
         context = FlowRunContext.get()
         asked = config or _given(str(run_id))
-        if asked is None or asked.runner == "thread" or context is None:
+        local = asked is None or (asked.runner == "thread" and not getattr(asked, "sites", None))
+        if asked is None or local or context is None:
             return function(config, run_id)
         with task_runner(asked) as runner, context.model_copy(update={"task_runner": runner}):
             return function(config, run_id)
@@ -88,6 +95,7 @@ def _given(run_id: str) -> RunConfig | None:
     """What a run that has begun was asked for; None where there is none, which the flow says itself."""
     try:
         given = RunFolder(Workspace.find().runs / run_id).read_json("config.json")["given"]
-        return RunConfig.model_validate({name: value for name, value in given.items() if name in RunConfig.model_fields})
+        kind = TrainConfig if given.get("sites") else RunConfig
+        return kind.model_validate({name: value for name, value in given.items() if name in kind.model_fields})
     except (Misuse, KeyError, TypeError, ValueError):
         return None

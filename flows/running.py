@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Failed
 
 from fedcore.algorithm import AnyAlgorithm, Outcome
-from fedcore.data import Dataset, Fitted, open_dataset
+from fedcore.data import Dataset, Fitted, open_contract, open_dataset
 from fedcore.data.places import read_file, write_durably
 from fedcore.errors import Misuse
 from fedcore.rounds import RunState, rounds
@@ -54,15 +54,16 @@ def flow_run_name() -> str:
     return flow_run.parameters.get("run_id") or flow_run.name
 
 
-def open_data(config: DataConfig, workspace: Workspace) -> Dataset:
-    """The data set of a run, with the configuration's target.
+def open_data(config: DataConfig, workspace: Workspace, *, elsewhere: bool = False) -> Dataset:
+    """The data set of a run, with the configuration's target; of one whose devices are elsewhere the contract is enough.
 
     Raises
     ------
     Misuse
         Where there is none, or it is not as the configuration says.
     """
-    return open_dataset(workspace.datasets, config.dataset, target=config.target, target_scaling=config.target_scaling)
+    opened = open_contract if elsewhere else open_dataset
+    return opened(workspace.datasets, config.dataset, target=config.target, target_scaling=config.target_scaling)
 
 
 @dataclass(frozen=True)
@@ -190,8 +191,15 @@ class Run(Generic[C]):
         return Completed(message=outcome.message) if outcome.ok else Failed(message=f"{outcome.name}: {outcome.message}")
 
 
-def reopened(folder: RunFolder, config: RunConfig, dataset: Dataset, algorithm: AnyAlgorithm, parent: Parent | None = None) -> Fleet:
-    """The devices, in the cohorts and with the preprocessing that a run began with.
+def reopened(
+    folder: RunFolder,
+    config: RunConfig,
+    dataset: Dataset,
+    algorithm: AnyAlgorithm,
+    parent: Parent | None = None,
+    make: Callable[..., Fleet] = Fleet,
+) -> Fleet:
+    """The devices, in the cohorts or at the sites and with the preprocessing that a run began with.
 
     Raises
     ------
@@ -205,7 +213,9 @@ def reopened(folder: RunFolder, config: RunConfig, dataset: Dataset, algorithm: 
         )
     fitted = Fitted.model_validate(manifest["preprocessing"]) if manifest["preprocessing"] else None
     config = config.model_copy(update={"devices_per_task": manifest.get("devices_per_task", 1)})
-    return Fleet(folder.run_id, config, dataset.with_fitted(fitted), algorithm, [card["device"] for card in manifest["devices"]], parent)
+    ids = [card["device"] for card in manifest["devices"]]
+    more = {"members": manifest["sites"]} if "sites" in manifest else {}
+    return make(folder.run_id, config, dataset.with_fitted(fitted), algorithm, ids, parent, **more)
 
 
 def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[Record] = ()) -> Checkpoint:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -13,7 +15,9 @@ from flows.fleet import Fleet
 from flows.parent import Parent
 from flows.runners import THREADS, on_runner
 from flows.running import Run, at_end, flow_run_name, open_data, reopened, run_rounds, scalars, seconds, sent
+from flows.sites.fleet import SiteFleet
 from tasks.results import figures, write_phi, write_results
+from tasks.sites.enrolled import read_sites
 
 
 @flow(name="fedlin-train", flow_run_name=flow_run_name, task_runner=THREADS, persist_result=False)
@@ -79,11 +83,13 @@ def train(config: TrainConfig | None = None, run_id: str | None = None) -> State
 
 
 def _fleet(run: Run[TrainConfig]) -> Fleet:
-    config, algorithm, dataset = run.config, run.config.build_algorithm(), open_data(run.config, run.workspace)
+    config, algorithm = run.config, run.config.build_algorithm()
+    dataset = open_data(config, run.workspace, elsewhere=config.sites is not None)
     parent = Parent.open(run.workspace, config.parent) if config.parent else None
+    make = partial(SiteFleet, read_sites(Path(config.sites))) if config.sites else Fleet
     if run.folder.exists:
-        return reopened(run.folder, config, dataset, algorithm, parent)
-    fleet = Fleet(run.folder.run_id, config, dataset, algorithm, config.devices, parent)
+        return reopened(run.folder, config, dataset, algorithm, parent, make)
+    fleet = make(run.folder.run_id, config, dataset, algorithm, config.devices, parent)
     fleet.preprocess()
     run.create(config.resolved(), fleet.manifest(fleet.enrol()))
     return fleet

@@ -95,6 +95,8 @@ class Attempt(Generic[G]):
         Where it works.
     stage
         What it does, for people.
+    owner
+        As of its errand.
     told
         What each of these devices is told.
     failed
@@ -106,6 +108,7 @@ class Attempt(Generic[G]):
     def __init__(self, ground: G, stage: str, owner: Owner, told: Mapping[str, tuple[Any, ...]]) -> None:
         self.ground = ground
         self.stage = stage
+        self.owner = owner
         self.told = told
         self.failed: dict[str, DeviceFailure] = {}
         self.files = Keeping(ground, owner)

@@ -25,7 +25,7 @@ from fedcore.data.inference import infer_contract
 from fedcore.data.partitions import Added, add_partition, remove_device
 from fedcore.data.preprocess import DeviceSummary, fit_preprocessing, summarise
 from fedcore.data.simulated import create_simulated
-from fedcore.data.store import Dataset, DeviceCard, list_datasets, open_dataset
+from fedcore.data.store import Dataset, DeviceCard, list_datasets, open_contract, open_dataset
 from fedcore.data.summary import ColumnSummary, Summary, describe_dataset
 
 __all__ = [
@@ -60,6 +60,7 @@ __all__ = [
     "infer_contract",
     "list_datasets",
     "load_fleet",
+    "open_contract",
     "open_dataset",
     "read_contract",
     "remove_device",

@@ -5,6 +5,8 @@ It is read once, checked as a whole, and trusted from there on. A contract holds
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -321,6 +323,13 @@ class Contract(_Part):
     def present_names(self) -> dict[str, str]:
         """The present name of a column, by each name that it has or had."""
         return {known: name for name, column in self.columns.items() for known in (name, *column.aliases)}
+
+    @property
+    def digest(self) -> str:
+        """Hex digest of all that the contract says but for what a run may choose, the target and its scaling: of two machines, whether they
+        have the same one."""
+        told = self.model_dump(mode="json", exclude={"target": True, "scaling": {"target"}})
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def source_file(self, units: Mapping[str, str]) -> SourceFile:
         """How a source file is read that brings some columns in units of its own.

@@ -8,9 +8,21 @@ from __future__ import annotations
 
 import polars as pl
 
-from fedcore.data.contract import Contract
+from fedcore.data.contract import Contract, Disclosure
 from fedcore.errors import DataError
 from fedcore.rows import Rows
+
+
+def laxer(rules: Disclosure, least: Disclosure) -> str:
+    """The first of some rules that is laxer than what is asked for at least, and both limits; empty where none is."""
+    for name in ("rows", "level_rows", "devices"):
+        if getattr(rules, name) < getattr(least, name):
+            return f"{name} = {getattr(rules, name)} is below {getattr(least, name)}"
+    if rules.parameters > least.parameters:
+        return f"parameters = {rules.parameters:g} is above {least.parameters:g}"
+    if least.columns is not None and (rules.columns is None or not set(rules.columns) <= set(least.columns)):
+        return "columns has others than those allowed"
+    return ""
 
 
 def check_summary(segment: pl.DataFrame, train: pl.DataFrame, contract: Contract, where: str) -> None:

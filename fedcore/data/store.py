@@ -251,6 +251,20 @@ def open_dataset(root: Place, name: str, *, target: str | None = None, target_sc
     DataError
         On a contract that is wrong, or device folders with unsafe or ambiguous ids.
     """
+    dataset = open_contract(root, name, target=target, target_scaling=target_scaling)
+    if not dataset.device_ids:
+        raise Misuse(f"data set {name!r} has a contract but no partitions: import its source file first{_source(dataset.contract)}")
+    return dataset
+
+
+def open_contract(root: Place, name: str, *, target: str | None = None, target_scaling: str | None = None) -> Dataset:
+    """Open a data set whose partitions may be elsewhere; parameters as for `open_dataset`.
+
+    Raises
+    ------
+    Misuse
+        As `open_dataset` does.
+    """
     dataset = open_for_change(root, name)
     contract = dataset.contract
     if target is not None:
@@ -261,8 +275,6 @@ def open_dataset(root: Place, name: str, *, target: str | None = None, target_sc
         if target_scaling not in get_args(TargetScaling):
             raise Misuse(f"no target scaling {target_scaling!r}: choose one of {', '.join(get_args(TargetScaling))}")
         contract = contract.model_copy(update={"scaling": contract.scaling.model_copy(update={"target": target_scaling})})
-    if not dataset.device_ids:
-        raise Misuse(f"data set {name!r} has a contract but no partitions: import its source file first{_source(contract)}")
     return replace(dataset, contract=contract)
 
 

@@ -32,6 +32,7 @@ from flows.cli import (
     retrain,
     runs,
     simulate,
+    site,
     status,
     train,
     tune,
@@ -72,6 +73,7 @@ app.command("rollback", rich_help_panel=OPERATE, epilog=champion.ROLLBACK_EXAMPL
 app.command("runs", rich_help_panel=USE, epilog=runs.EXAMPLES)(runs.command)
 app.command("status", rich_help_panel=OPERATE, epilog=status.EXAMPLES)(status.command)
 app.command("doctor", rich_help_panel=OPERATE)(doctor.command)
+app.add_typer(site.app, name="site", rich_help_panel=OPERATE)
 app.add_typer(reproduce.app, name="reproduce", rich_help_panel=PAPER)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedcore.data import fit_fleet, open_dataset
+from fedcore.data import fit_fleet, open_contract, open_dataset
+from fedcore.errors import Misuse
 from flows.cli import options
 from flows.cli.launch import check_resumed, check_writable, of_all, run_flow, soon_read
 from flows.cli.shown import conclude, figure
@@ -51,6 +53,7 @@ def command(
     dask_address: options.DaskAddress = None,
     ray_address: options.RayAddress = None,
     devices_per_task: options.DevicesPerTask = None,
+    sites: Annotated[Path | None, typer.Option(help="TOML file of the sites that have the devices.", show_default=False)] = None,
     target: options.Target = None,
     target_scaling: options.TargetScaling = None,
     experiment: options.Experiment = None,
@@ -72,6 +75,7 @@ def command(
         "dask_address": dask_address,
         "ray_address": ray_address,
         "devices_per_task": devices_per_task,
+        "sites": str(sites.resolve()) if sites else None,
         "target": target,
         "target_scaling": target_scaling,
         "experiment": experiment,
@@ -101,6 +105,9 @@ def _preflight(settings: TrainConfig) -> None:
     workspace = Workspace.find()
     settings.build_schedule()
     algorithm = settings.build_algorithm()
+    if settings.sites:
+        _check_sites(settings, workspace)
+        return
     dataset = open_dataset(workspace.datasets, settings.dataset, target=settings.target, target_scaling=settings.target_scaling)
     check_writable(dataset)
     if not soon_read(dataset):
@@ -115,6 +122,17 @@ def _preflight(settings: TrainConfig) -> None:
     fleet = Fleet("preflight", settings, prepared, algorithm, settings.devices, parent)
     _ = fleet.initial_state
     of_all(fleet.device_ids, lambda device_id: device_check(fleet.station, device_id))
+
+
+def _check_sites(settings: TrainConfig, workspace: Workspace) -> None:
+    """The same as far as it can be seen from here: the sites look at their devices themselves."""
+    check_writable(open_contract(workspace.datasets, settings.dataset, target=settings.target, target_scaling=settings.target_scaling))
+
+    from tasks.sites.enrolled import read_sites
+
+    read_sites(Path(str(settings.sites)))
+    if not os.environ.get("PREFECT_API_URL"):
+        raise Misuse("PREFECT_API_URL is not set: name the Prefect server that the sites' workers serve too")
 
 
 def _show(out: Console, result: Mapping[str, Any]) -> None:

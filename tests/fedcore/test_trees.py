@@ -102,3 +102,9 @@ def test_a_damaged_dump_is_named_misuse() -> None:
             load(npz(damaged))
     with pytest.raises(Misuse, match="damaged"):
         load(dump(Leaf(np.ones(2)))[:-30])
+
+
+@pytest.mark.parametrize("scalar", [np.float64(0.1), np.int64(3), np.bool_(True), np.float32(2.5)])
+def test_numbers_of_numpy_keep_their_type(scalar: Any) -> None:
+    (found,) = load(dump((scalar,)))
+    assert (type(found), found) == (type(scalar), scalar)

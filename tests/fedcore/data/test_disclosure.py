@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedcore.data import Contract, summarise
-from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, check_summary, scored_rows, told_count
+from fedcore.data import Contract, Disclosure, summarise
+from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, check_summary, laxer, scored_rows, told_count
 from fedcore.errors import DataError
 from fedcore.rows import Rows
 
@@ -131,3 +131,29 @@ def test_levels_and_rows_are_counted_where_coefficients_come_from(demo: Any) -> 
         check_summary(segment, segment[:6], rules, "here")
     with pytest.raises(DataError, match=r"^here: 2 training rows are fewer than"):
         check_summary(segment, segment[:2], rules, "here")
+
+
+@pytest.mark.parametrize(
+    ("rules", "least", "said"),
+    [
+        ({}, {}, ""),
+        ({"rows": 5, "parameters": 0.1, "columns": ["age"]}, {}, ""),
+        ({"rows": 2}, {}, "rows = 2 is below 3"),
+        ({"level_rows": 1}, {}, "level_rows = 1 is below 3"),
+        ({"devices": 2}, {"devices": 3}, "devices = 2 is below 3"),
+        ({"parameters": 0.5}, {}, "parameters = 0.5 is above 0.33"),
+        ({"columns": ["age"]}, {"columns": ["age", "drug"]}, ""),
+        ({"columns": ["drug"]}, {"columns": ["age"]}, "columns has others than those allowed"),
+        ({}, {"columns": ["age"]}, "columns has others than those allowed"),
+    ],
+)
+def test_which_rules_are_laxer_than_others(rules: dict[str, Any], least: dict[str, Any], said: str) -> None:
+    assert laxer(Disclosure.model_validate(rules), Disclosure.model_validate(least)) == said
+
+
+def test_the_digest_is_of_all_but_what_a_run_may_choose() -> None:
+    agreed = contract()
+    chosen = agreed.model_copy(update={"target": "age", "scaling": agreed.scaling.model_copy(update={"target": "own"})})
+    assert chosen.digest == agreed.digest
+    assert contract(rows=4).digest != agreed.digest
+    assert agreed.model_copy(update={"scaling": agreed.scaling.model_copy(update={"features": "train"})}).digest != agreed.digest

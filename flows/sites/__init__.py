@@ -1,0 +1,1 @@
+"""Workers at sites, and runs whose devices they have."""
