@@ -24,7 +24,7 @@ SHOW_EXAMPLES = options.examples("fedlin site show north")
 app = typer.Typer(
     no_args_is_help=True,
     help="A site that keeps its devices' rows to itself.",
-    epilog=options.examples("fedlin site init --help  # then fedlin site serve, and fedlin train --sites at the server"),
+    epilog=SHOW_EXAMPLES,
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the site.", show_default=False)]
