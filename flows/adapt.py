@@ -14,6 +14,7 @@ from flows.config import DataConfig
 from flows.parent import Parent
 from flows.runners import THREADS
 from flows.running import Run, flow_run_name, open_data
+from flows.workspace import Workspace
 from tasks.adapt import device_adapt
 from tasks.cohort import Answered, Errand
 from tasks.device import DeviceReport
@@ -61,7 +62,7 @@ def adapt(config: AdaptConfig, run_id: str | None = None) -> State[None]:
     """
     run = Run.open(AdaptConfig, config, run_id)
     parent = Parent.open(run.workspace, config.parent)
-    station, down = _station(run, parent)
+    station, down = newcomer_station(run.folder.run_id, config, run.workspace, parent)
     history = parent.checkpoint.history
     report = _of_one(station, config.device, down, sum(entry["phase"] == "main" for entry in history))
     run.create(config.model_dump(mode="json"), {**parent.manifest, "devices": [], "gaps": {}, "adapted": config.device})
@@ -82,14 +83,21 @@ def adapt(config: AdaptConfig, run_id: str | None = None) -> State[None]:
         return run.end(Outcome("completed", learned, ok=True), result, uploads=True, task_runs=1, earlier=0.0)
 
 
-def _station(run: Run[AdaptConfig], parent: Parent) -> tuple[Station, Any]:
-    config, algorithm = run.config, parent.config.build_algorithm()
+def newcomer_station(run_id: str, config: AdaptConfig, workspace: Workspace, parent: Parent) -> tuple[Station, Any]:
+    """What a device's task needs, and what the device is told of the fleet.
+
+    Raises
+    ------
+    Misuse
+        Where the device was in the run, or the run is of no use to others.
+    """
+    algorithm = parent.config.build_algorithm()
     if config.device in parent.device_ids:
         raise Misuse(f"device {config.device} was in run {config.parent}, whose results hold its own: name one that was not")
-    dataset = parent.prepared(open_data(config, run.workspace))
+    dataset = parent.prepared(open_data(config, workspace))
     spec = FleetSpec(tuple(sorted((*parent.device_ids, config.device))), len(dataset.design_names))
     down = algorithm.newcomer(parent.checkpoint.state.server)
-    return Station(run.folder.run_id, dataset, algorithm, spec, parent.config.seed), down
+    return Station(run_id, dataset, algorithm, spec, parent.config.seed), down
 
 
 def _of_one(station: Station, device_id: str, down: Any, rounds: int) -> DeviceReport:

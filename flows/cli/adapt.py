@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedcore.errors import Misuse
 from flows.cli import options, train
-from flows.cli.launch import run_flow
+from flows.cli.launch import of_all, run_flow
 from flows.cli.shown import conclude, figure
 from flows.config import TrainConfig
 from flows.workspace import Workspace
@@ -34,8 +34,9 @@ def adapt(
     as_json: options.AsJson = False,
 ) -> None:
     """Give a device that was not in a run a result from its own rows and what the fleet has learned."""
-    from flows.adapt import AdaptConfig
+    from flows.adapt import AdaptConfig, newcomer_station
     from flows.parent import Parent
+    from tasks.device import device_check
 
     parent = Parent.open(Workspace.find(), run)
     if join:
@@ -49,7 +50,10 @@ def adapt(
         raise Misuse("--rounds is of a fleet that goes on, and it does with --join only: leave it out")
     names = ("target", "target_scaling", "experiment")
     shared = {name: getattr(parent.config, name) for name in names}
-    result = run_flow("adapt", AdaptConfig(dataset=dataset or parent.config.dataset, parent=run, device=device, **shared), None)
+    settings = AdaptConfig(dataset=dataset or parent.config.dataset, parent=run, device=device, **shared)
+    station, _ = newcomer_station("preflight", settings, Workspace.find(), parent)
+    of_all([device], lambda device_id: device_check(station, device_id))
+    result = run_flow("adapt", settings, None)
     conclude(result, REPORTED, _show, as_json=as_json)
 
 

@@ -64,6 +64,12 @@ def test_a_newcomer_gets_its_posterior_from_what_the_fleet_has_learned(
     table = pq.read_table(io.BytesIO((results / "devices.parquet").read_bytes())).to_pydict()
     assert table["rmse_test"] == [told["a_rmse"]]
     assert table["rmse_separate"] == [told["a_rmse_separate"]]
+    # A device that is not there is refused before a server starts, in a single line.
+    for device in ("nobody", "../small"):
+        monkeypatch.setattr(sys, "argv", ["fedlin", "adapt", "first", "--device", device])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_who_cannot_come(
