@@ -40,7 +40,7 @@ def in_turn(function: F) -> F:
         if not deployment.id:
             return function(config, run_id)
         workspace = Workspace.find()
-        name = config.dataset if config else RunFolder(workspace.runs / str(run_id)).read_json("config.json")["given"]["dataset"]
+        name = config.dataset if config else RunFolder.named(workspace.runs, run_id).read_json("config.json")["given"]["dataset"]
         try:
             with turn(workspace.turns, name, function.__name__):
                 return function(config, run_id)
