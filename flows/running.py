@@ -93,7 +93,8 @@ class Run(Generic[C]):
         Raises
         ------
         Misuse
-            Where a run cannot have that name, or none is named and nothing asked for; a new one has an old name, an old one is missing, damaged or another command's, or the tracking store cannot be used.
+            Where no run can have that name, a new one has an old name, an old one is missing, damaged or another command's, neither a
+            configuration nor a name is given, or the tracking store cannot be used.
         """
         begun, workspace = time.perf_counter(), Workspace.find()
         folder = RunFolder.named(workspace.runs, run_id or (new_run_id() if config else None))

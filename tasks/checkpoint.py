@@ -87,7 +87,8 @@ class RunFolder:
             Where no run can have that name, or none is given.
         """
         if not run_id:
-            raise Misuse('neither a configuration nor a run is given: give config, such as {"dataset": NAME}, or the run_id of one to go on')
+            what = 'give config, such as {"dataset": NAME}, or the run_id of one to go on with'
+            raise Misuse(f"neither a configuration nor a run is given: {what}")
         return cls(runs / checked_run_id(run_id))
 
     @property

@@ -18,6 +18,7 @@ from fedcore.errors import Misuse
 from flows.checks.finding import Finding
 from flows.checks.packages import beside
 from flows.deploy import pools, read_deployments
+from flows.events import untold
 from flows.orchestrator import orchestrator
 from flows.stack.local import ENVIRONMENT, Stack, online
 from flows.workspace import Workspace
@@ -168,6 +169,20 @@ def _deployed(client: SyncPrefectClient) -> Iterator[Finding]:
         yield Finding("warning", "deployments", f"{', '.join(paused)} paused: prefect deployment resume")
     if not missing and not paused:
         yield Finding("ok", "deployments", f"{', '.join(sorted(found))} are deployed")
+
+
+def events(workspace: Workspace) -> Iterator[Finding]:
+    """Rows that were added while the Prefect server was away, which no retraining has been started for."""
+    if due := untold(workspace):
+        names = ", ".join(sorted({each.dataset for each in due}))
+        what = f"Prefect has not been told of rows that were added ({names}; {len(due)} batches)"
+        yield Finding(
+            "warning",
+            "events",
+            f"{what}: the next fedlin data add tells it (the last one again will do), as does make stack",
+        )
+    else:
+        yield Finding("ok", "events", "no added rows are still to be told")
 
 
 def stack(workspace: Workspace) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from fedcore.errors import Misuse
 from flows.deploy import DEPLOYMENTS, make_pools, pools
+from flows.events import tell
 from flows.stack.postgres import Postgres
 from flows.stack.processes import Service
 from flows.workspace import Workspace
@@ -53,7 +54,7 @@ class Stack:
         """The stack as it was started first, but for ports that are given."""
         self.folder = workspace.stack
         self.ports = _saved(self.folder)._replace(**{name: port for name, port in ports.items() if port is not None})
-        self._root = workspace.root
+        self._workspace = workspace
         self._postgres = Postgres(self.folder, self.ports.postgres)
         self._prefect, self._mlflow, self._worker = (Service(name, self.folder) for name in ("prefect", "mlflow", "worker"))
 
@@ -121,9 +122,13 @@ class Stack:
                 command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", "stack"]
                 # Runs are started as `python`, which is to be this one.
                 path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-                self._worker.start(command, common | WORKER_SETTINGS | self.addresses | {"PATH": path, "FEDLIN_HOME": str(self._root)})
+                self._worker.start(
+                    command, common | WORKER_SETTINGS | self.addresses | {"PATH": path, "FEDLIN_HOME": str(self._workspace.root)}
+                )
             self._worker.await_ready(lambda: online(pool))
         say(f"a worker of the pool {pool}")
+        if failure := tell(self._workspace, self.addresses["PREFECT_API_URL"]):
+            say(failure)
         told = "".join(f"export {name}={value}\n" for name, value in self.addresses.items())
         (self.folder / ENVIRONMENT).write_text(told)
 

@@ -31,15 +31,15 @@ def test_no_run_is_outside_of_its_folder(home: Path, name: str, config: RetrainC
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_nor_is_one_that_is_looked_for(home: Path, name: str) -> None:
     for look in (lambda: Parent.open(Workspace.find(), name), lambda: check_resumed("train", name, ())):
-        with pytest.raises(Misuse, match="choose another id$"):
+        with pytest.raises(Misuse, match=r"choose another id$"):
             look()
-    with pytest.raises(Misuse, match="fedlin status lists them$"):
+    with pytest.raises(Misuse, match=r"fedlin status lists them$"):
         find_run(Workspace.find(), name)
 
 
 def test_parameters_that_name_nothing_are_one_line_that_says_what_to_give(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a deployment")
-    expected = r'^neither a configuration nor a run is given: give config, such as {"dataset": NAME}, or the run_id of one to go on$'
+    expected = r'^neither a configuration nor a run is given: give config, such as {"dataset": NAME}, or the run_id of one to go on with$'
 
     @in_turn
     def flow(config: RetrainConfig | None = None, run_id: str | None = None) -> None:
