@@ -20,6 +20,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from fedcore.errors import Misuse
 from flows.deploy import DEPLOYMENTS, make_pools, pools
 from flows.events import tell
+from flows.reviving import dead, revive, under_way
 from flows.stack.postgres import Postgres
 from flows.stack.processes import Service
 from flows.workspace import Workspace
@@ -119,6 +120,9 @@ class Stack:
             make_pools()
             (pool,) = pools()
             if not self._worker.running:
+                found = under_way()
+                self._worker.stop()  # runs that a killed worker has left
+                revive(dead(found), say)
                 command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", "stack"]
                 # Runs are started as `python`, which is to be this one.
                 path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
