@@ -287,12 +287,13 @@ def test_a_run_waits_for_its_data_set_and_another_is_cancelled(small: Project) -
     turns = Workspace(small.home).turns / "small"
     with alone(turns / "turn.lock"):
         waits = small.start("compare", **settings)
-        wait_for((turns / "compare-waits.lock").exists)
+        wait_for(lambda: list(turns.glob("compare-*-waits.lock")))
         third = small.start("compare", **settings)
         away = wait_for(lambda: _ended(small.state(third)))
         assert small.state(waits)["state"]["type"] == "RUNNING"
     assert away["state"]["type"] == "CANCELLED"
-    assert away["state"]["message"] == "a compare of data set 'small' waits already, and will read the same rows: nothing to do"
+    expected = "a compare of data set 'small' with the same parameters waits already, and will read the same rows: nothing to do"
+    assert away["state"]["message"] == expected
     ended = wait_for(lambda: _ended(small.state(waits)))
     assert ended["state"]["type"] == "COMPLETED", ended["state"]["message"]
 
