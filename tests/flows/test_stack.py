@@ -171,6 +171,19 @@ def small(deployed: Project) -> Project:
     return deployed
 
 
+def test_an_id_that_is_somebody_elses_by_now_is_no_server_of_ours(tmp_path: Path) -> None:
+    postgres = Postgres(tmp_path, 5433)
+    postgres.data.mkdir()
+    (postgres.data / "PG_VERSION").write_text("15")
+    other = [sys.executable, "-c", "input()", "-D", str(postgres.data)]
+    with subprocess.Popen(other, stdin=subprocess.PIPE, cwd=tmp_path) as process:
+        (postgres.data / "postmaster.pid").write_text(f"{process.pid}\n{postgres.data}\n")
+        assert not postgres.running
+        assert not postgres.stop()
+        assert process.poll() is None
+        process.communicate(b"\n")
+
+
 @needed
 @pytest.mark.slow
 def test_a_second_start_changes_nothing(project: Project) -> None:
