@@ -25,10 +25,14 @@ from flows.deploy import pools
 
 UNDER_WAY = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING)
 
+DIED = "Died"
+"""What an automation (`deployments/automations.yaml`) calls the state of a run that tells no more that it lives."""
+
 
 def under_way() -> list[FlowRun]:
-    """The runs of our pools that a worker has taken and that have not ended, as the server of `PREFECT_API_URL` knows them."""
-    states = FlowRunFilter.model_validate({"state": {"type": {"any_": UNDER_WAY}}})
+    """The runs of our pools that a worker has taken and that have not ended, as the server of `PREFECT_API_URL` knows them; also those
+    that it has noticed to be dead."""
+    states = FlowRunFilter.model_validate({"state": {"operator": "or_", "type": {"any_": UNDER_WAY}, "name": {"any_": [DIED]}}})
     with get_client(sync_client=True) as client:
         return client.read_flow_runs(work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": pools()}}), flow_run_filter=states)
 

@@ -23,7 +23,7 @@ from flows.checks.packages import beside
 from flows.deploy import PROCESSES, pools, read_deployments
 from flows.events import untold
 from flows.orchestrator import orchestrator
-from flows.reviving import dead, under_way
+from flows.reviving import UNDER_WAY, dead, under_way
 from flows.stack.local import ENVIRONMENT, Stack, online
 from flows.workspace import Workspace
 from tasks.tracking.health import champions, store_state
@@ -158,7 +158,7 @@ def _deployed(client: SyncPrefectClient) -> Iterator[Finding]:
     if not found and not there & set(pools()):
         yield Finding("ok", "deployments", "none on this server: make deploy makes them")
         return
-    taken = under_way() if there & set(pools()) else []
+    begun = under_way() if there & set(pools()) else []
     for pool in pools():
         if pool not in there:
             yield Finding("error", "deployments", f"work pool {pool} is missing: make deploy makes it")
@@ -166,7 +166,7 @@ def _deployed(client: SyncPrefectClient) -> Iterator[Finding]:
             yield Finding("warning", "deployments", f"work pool {pool} is paused: prefect work-pool resume {pool}")
         elif not online(pool):
             yield Finding("error", "deployments", f"no worker of pool {pool} is online: prefect worker start --pool {pool}")
-        elif len(taken) >= PROCESSES:
+        elif len(taken := [run for run in begun if run.state_type in UNDER_WAY]) >= PROCESSES:
             what = f"work pool {pool} is full: {len(taken)} runs are under way or wait for their turn"
             yield Finding("warning", "deployments", f"{what}: wait for them, or cancel some in Prefect")
         else:

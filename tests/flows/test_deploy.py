@@ -25,6 +25,7 @@ from fedcore.errors import Misuse
 from flows.deploy import AUTOMATIONS, PROCESSES, deploy, pools, read_deployments
 from flows.events import PARTITION_ADDED
 from flows.orchestrator import Orchestrator
+from flows.reviving import DIED
 
 DEPLOYMENTS = {each["name"]: each for each in read_deployments()}
 ROOT = Path(flows.deploy.__file__).parents[1]
@@ -148,6 +149,7 @@ def known() -> dict[str, Any]:
 
 def test_a_run_tells_that_it_lives_several_times_before_it_is_taken_for_dead() -> None:
     (automation,) = yaml.safe_load(AUTOMATIONS.read_text())
+    assert automation["actions"][0]["name"] == DIED
     assert automation["trigger"]["within"] >= 3 * int(tasks.DEFAULTS["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
     for name in DEPLOYMENTS:
         assert fnmatch(deployed(name).name, automation["trigger"]["match_related"]["prefect.resource.name"])

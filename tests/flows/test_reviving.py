@@ -11,12 +11,13 @@ from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelling, Crashed, Pending, Running, State
 
 from flows.checks import servers
 from flows.deploy import PROCESSES, make_pools, read_deployments
 from flows.orchestrator import Orchestrator
-from flows.reviving import dead, revive, under_way
+from flows.reviving import DIED, dead, revive, under_way
 from flows.workspace import Workspace
 
 pytestmark = pytest.mark.slow
@@ -47,7 +48,9 @@ def begun(client: SyncPrefectClient, state: State) -> UUID:
 
 
 def test_runs_without_a_process_start_again_and_the_others_go_on(client: SyncPrefectClient) -> None:
-    lives, died, taken, stopped = (begun(client, each) for each in (Running(), Running(), Pending(), Cancelling()))
+    noticed = State(type=StateType.CRASHED, name=DIED)
+    lives, *gone, stopped = (begun(client, each) for each in (Running(), Running(), Pending(), noticed, Cancelling()))
+    begun(client, Crashed())  # of which a worker has told: it has ended
     command = [sys.executable, "-c", "print(flush=True); input()"]
     environment = os.environ | {"PREFECT__FLOW_RUN_ID": str(lives)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
@@ -55,17 +58,13 @@ def test_runs_without_a_process_start_again_and_the_others_go_on(client: SyncPre
         process.stdout.readline()
         found = dead(under_way())
         process.communicate(b"\n")
-    assert {run.id for run in found} == {died, taken, stopped}
+    assert {run.id for run in found} == {*gone, stopped}
     said: list[str] = []
     revive(found, said.append)
-    assert [client.read_flow_run(each).state_type for each in (lives, died, taken, stopped)] == [
-        "RUNNING",
-        "SCHEDULED",
-        "SCHEDULED",
-        "CANCELLED",
-    ]
-    assert client.read_flow_run(died).parameters == {"config": {"dataset": "pumps"}}
-    assert len(said) == 3
+    after = [client.read_flow_run(each).state_type for each in (lives, *gone, stopped)]
+    assert after == ["RUNNING", *["SCHEDULED"] * 3, "CANCELLED"]
+    assert client.read_flow_run(gone[0]).parameters == {"config": {"dataset": "pumps"}}
+    assert len(said) == 4
 
 
 def test_a_run_that_crashed_and_a_pool_that_is_full_are_told(
