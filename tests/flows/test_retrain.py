@@ -266,6 +266,7 @@ def test_a_challenger_that_cannot_be_trained_is_an_outcome_and_can_be_gone_on_wi
     result = run(home, "two", {"dataset": "small", "rounds": 3})
     assert (result["outcome"], result["ok"], result["version"], result["drift_devices"]) == ("refused", False, None, 4)
     assert "the challenger could not be trained, and the champion stays: 1 of 5 devices cannot take part: device=d" in result["message"]
+    assert result["message"].endswith("; mend such a device, or take it out with fedlin data remove")
     assert MlflowClient(f"sqlite:///{home}/mlflow.db").get_run(result["mlflow_run_id"]).info.status == "FAILED"
     assert not (home / "runs/two/decision.json").exists()
     part.write_bytes(sound)
