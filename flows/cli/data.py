@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 
 from fedcore.data import (
@@ -27,6 +26,7 @@ from fedcore.data import (
 )
 from fedcore.data.places import place
 from fedcore.errors import DataError, Misuse
+from flows.cli.shown import console
 from flows.events import owed, tell
 from flows.inspection import inspect_devices, rows_by_device
 from flows.workspace import Workspace
@@ -201,5 +201,4 @@ def _show(dataset: Dataset, cards: list[DeviceCard]) -> None:
 
 
 def _print(table: Table) -> None:
-    # Names and descriptions are the user's text, not markup.
-    Console(markup=False, highlight=False).print(table)
+    console().print(table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -133,7 +134,8 @@ class Stack:
         say(f"a worker of the pool {pool}")
         if failure := tell(self._workspace, self.addresses["PREFECT_API_URL"]):
             say(failure)
-        told = "".join(f"export {name}={value}\n" for name, value in self.addresses.items())
+        names = self.addresses | {"FEDLIN_HOME": str(self._workspace.root)}
+        told = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in names.items())
         (self.folder / ENVIRONMENT).write_text(told)
 
     def down(self, say: Callable[[str], object]) -> None:

@@ -283,7 +283,8 @@ def test_another_design_cannot_be_compared_and_is_for_a_person(kept: Path, fleet
     assert (result["outcome"], result["version"], result["start"]) == ("kept", 2, "anew")
     assert "it differs in features: look at it, and take it by fedlin rollback small --to its number" in result["message"]
     assert champion(home) == 1
-    assert rollback(Workspace(home), "small", to=2).champion == 1
+    done = rollback(Workspace(home), "small", to=2)
+    assert (done.champion, done.why) == (1, "a person went on from version 1")
     # From there on the new design is the champion's.
     assert run(home, "three", {"dataset": "small"})["start"] == "warm"
 

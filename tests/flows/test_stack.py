@@ -192,7 +192,7 @@ def test_a_second_start_changes_nothing(project: Project) -> None:
     again = project.command("flows.stack", "up")
     assert again.returncode == 0, again.stderr
     assert {each.name: each.read_text() for each in (project.home / ".stack").glob("*.pid")} == before
-    addresses = {name: project.environment[name] for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")}
+    addresses = {name: project.environment[name] for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "FEDLIN_HOME")}
     assert (project.home / ".stack/env").read_text() == "".join(f"export {name}={value}\n" for name, value in addresses.items())
 
 
