@@ -21,7 +21,7 @@ import httpx
 
 from fedcore.data import add_partition, create_simulated
 from fedcore.simulate import Fleet, simulate
-from flows.events import tell_added
+from flows.events import owed, tell
 from flows.workspace import Workspace
 
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
@@ -88,9 +88,10 @@ def main() -> None:
         subprocess.run(words, check=True, capture_output=True)
         for i, device in enumerate(ids[asked.devices :]):
             (file,) = (Path(folder) / name / f"device={device}").glob("*.parquet")
-            rows = add_partition(workspace.datasets, file, name, device).rows
+            with owed(workspace, name) as rows:
+                rows[device] = add_partition(workspace.datasets, file, name, device).rows
             begun = datetime.now(UTC).timestamp()
-            assert not tell_added(name, {device: rows})
+            assert not tell(workspace, os.environ["PREFECT_API_URL"])
             while len(runs := retrainings(name)) <= i or runs[i]["state"]["type"] not in ENDS:
                 time.sleep(1)
             time.sleep(LAG)

@@ -145,7 +145,7 @@ def rollback(workspace: Workspace, dataset: str, target: str | None = None, to: 
     if to == before:
         raise Misuse(f"version {to} is the champion of {registry.name} already: name another one")
     run_id, version = new_run_id(), registry.version(to)
-    why = f"a person went back from version {before}" if before else "a person chose it"
+    why = f"a person went {'back' if to < before else 'on'} from version {before}" if before else "a person chose it"
     decision = Decision(
         run_id, ROLLED_BACK, actor(), now(), why, dataset, registry.name, before, version.number, {"run_id": version.run_id}
     )

@@ -42,6 +42,15 @@ class DataConfig(BaseModel):
     target_scaling: str | None = Field(default=None, description="none, train or own, in place of the contract's.")
     experiment: str | None = Field(default=None, description="The MLflow experiment, by default the data set's name.")
 
+    def check(self) -> None:
+        """Refuse what no data set can make right, before anything is waited for.
+
+        Raises
+        ------
+        Misuse
+            Where a setting is unknown or out of bounds.
+        """
+
 
 class IngestConfig(BaseModel):
     """Rows that come to a data set.
@@ -111,6 +120,10 @@ class RunConfig(DataConfig):
             Where one is out of bounds.
         """
         return Schedule(rounds=self.rounds, seed=self.seed, participation=self.participation, quorum=self.quorum)
+
+    def check(self) -> None:
+        """See `DataConfig.check`."""
+        self.build_schedule()
 
 
 class TrainConfig(RunConfig):
@@ -187,6 +200,12 @@ class RetrainConfig(RunConfig):
     only_if_drifted: bool = Field(default=False, description="Train no challenger where no device has drifted.")
     drift: float = Field(default=2.0, gt=0, le=1e6, description="Rms of a device's standardised residuals above which it has drifted.")
     drift_move: float = Field(default=1.0, gt=0, le=1e6, description="Nats by which a device that has drifted moves phi (hm2).")
+
+    def check(self) -> None:
+        """See `DataConfig.check`; options beside the champion's algorithm are known once there is a turn."""
+        super().check()
+        if self.algorithm is not None:
+            build_algorithm(self.algorithm, self.options)
 
 
 def algorithm_options(name: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`python -m flows.deploy`: work pools and deployments of `deployments/prefect.yaml` on the Prefect server that is in use."""
+"""`python -m flows.deploy`: work pools, deployments and automations of `deployments/` on the Prefect server that is in use."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_URL
 from prefect.workers.process import ProcessWorker
@@ -22,6 +23,7 @@ from fedcore.errors import FedlinError, Misuse
 
 DEPLOYMENTS = Path(__file__).resolve().parents[1] / "deployments"
 FILE = DEPLOYMENTS / "prefect.yaml"
+AUTOMATIONS = DEPLOYMENTS / "automations.yaml"
 
 PROCESSES = 8
 """Runs of a pool at a time, those that wait for their turn included: each is a process of some 300 MB."""
@@ -57,8 +59,21 @@ def make_pools(file: Path = FILE) -> None:
                 continue
 
 
+def make_automations(file: Path = AUTOMATIONS) -> None:
+    """Make the automations of a file; those that are there as it says stay, with what they have seen so far."""
+    wanted = [AutomationCore.model_validate(each) for each in yaml.safe_load(file.read_text())]
+    with get_client(sync_client=True) as client:
+        for automation in wanted:
+            known = client.read_automations_by_name(automation.name)
+            if [AutomationCore.model_validate(each.model_dump()) for each in known] == [automation]:
+                continue
+            for each in known:
+                client.delete_automation(each.id)
+            client.create_automation(automation)
+
+
 def deploy(file: Path = FILE) -> list[str]:
-    """Make the work pools and the deployments, or bring those that are there up to the file.
+    """Make the work pools, the deployments and the automations, or bring those that are there up to the file.
 
     Returns
     -------
@@ -86,6 +101,7 @@ def deploy(file: Path = FILE) -> list[str]:
     if done.returncode:
         said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise FedlinError(f"prefect deploy failed: {said[-1].strip() if said else f'status {done.returncode}'}")
+    make_automations()
     return [_shown(each) for each in read_deployments(file)]
 
 

@@ -30,6 +30,9 @@ COHORTS_ABOVE = 1000
 LOST = 2
 """How often a task is given to another worker when its own is lost. What the lost one has done is done again, or told again."""
 
+REMEDY = "mend such a device, or take it out with fedlin data remove"
+"""For whoever owns the data: no run leaves a device out by itself."""
+
 COHORTS = 100
 """Into how many cohorts larger fleets go."""
 
@@ -237,7 +240,8 @@ class Fleet:
         """The answers to a task that no device of the fleet may miss."""
         answers = self._gather(task, ground, self.device_ids, *told)
         if self.silent:
-            raise Misuse(f"{len(self.silent)} of {len(self.device_ids)} devices cannot take part: {next(iter(self.silent.values()))}")
+            what = f"{len(self.silent)} of {len(self.device_ids)} devices cannot take part: {next(iter(self.silent.values()))}"
+            raise Misuse(f"{what}; {REMEDY}")
         return list(answers.values())
 
     def _gather(self, task: DeviceTask, ground: Ground, ids: Sequence[str], *told: Sequence[Any]) -> dict[str, Any]:

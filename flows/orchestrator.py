@@ -8,6 +8,7 @@ closes and the server ends itself. So no server outlives its run.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import signal
@@ -26,13 +27,15 @@ import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 from prefect.events.worker import EventsWorker
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from fedcore.errors import FedlinError, Misuse
 from tasks.lock import alone
 
-# In seconds: between two looks at the records; for a server to end, before it is killed; for the last events to be sent.
+# In seconds: between two looks at the records; without any answer, before a server is taken for gone; for a server to end, before it is
+# killed; for the last events to be sent.
 POLL = 0.5
+GONE = 15.0
 STOP_LIMIT = 15.0
 EVENTS_LIMIT = 60.0
 
@@ -97,7 +100,7 @@ class Orchestrator:
         expected
             Number of task runs that the flow run made.
         patience
-            Longest time without any progress, in seconds, before giving up.
+            Longest time without any progress, in seconds, before giving up; a server that does not answer at all is given up sooner.
 
         Returns
         -------
@@ -138,14 +141,20 @@ class Orchestrator:
 
     def _await_ends(self, flow_run_id: UUID | str, number: int, patience: float) -> None:
         ended, progress = 0, time.monotonic()
-        with self._client() as client:
-            while time.monotonic() - progress < patience:
-                with contextlib.suppress(httpx.HTTPError):
+        answered = progress
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), self._client() as client:
+            while time.monotonic() - progress < patience and time.monotonic() - answered < GONE:
+                try:
                     latest = _count(client, flow_run_id, TERMINAL_STATES)
+                    answered = time.monotonic()
                     if latest >= number:
                         return
                     if latest > ended:
-                        ended, progress = latest, time.monotonic()
+                        ended, progress = latest, answered
+                except (httpx.ConnectError, httpx.ConnectTimeout):
+                    pass
+                except httpx.HTTPError:  # it is there, as while its database starts
+                    answered = time.monotonic()
                 time.sleep(POLL)
 
 
@@ -183,13 +192,12 @@ def orchestrator(home: Path, *, start_timeout: float = 120) -> Iterator[Orchestr
         If the private server ends or does not answer in time; names its log file.
     """
     if url := PREFECT_API_URL.value():
-        with get_client(sync_client=True) as client:
-            if client.api_healthcheck():
-                raise Misuse(f"no Prefect server answers at PREFECT_API_URL={url}: start it, or unset PREFECT_API_URL to use a private one")
+        if not _answers():
+            raise Misuse(f"no Prefect server answers at PREFECT_API_URL={url}: start it, or unset PREFECT_API_URL to use a private one")
         try:
             yield Orchestrator(url)
         finally:
-            _flush_events(EVENTS_LIMIT)
+            _flush_events(EVENTS_LIMIT if _answers() else 0)
         return
     with _private_server(home, start_timeout) as (url, server), temporary_settings({PREFECT_API_URL: url}):
         _flush_events(EVENTS_LIMIT)  # a worker that this process already has would go on telling its earlier server
@@ -199,11 +207,18 @@ def orchestrator(home: Path, *, start_timeout: float = 120) -> Iterator[Orchestr
             _flush_events(EVENTS_LIMIT if server.poll() is None else 0)
 
 
+def _answers() -> bool:
+    """Whether the server of `PREFECT_API_URL` is there."""
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1}), get_client(sync_client=True) as client:
+        return client.api_healthcheck() is None
+
+
 def _flush_events(limit: float) -> None:
     """Send what this process has yet to tell the server; drop what is left after `limit` seconds.
 
     Without a server each event would hold up the end of the process for 7 s of attempts, and a run has thousands.
     """
+    logging.getLogger(EventsWorker.__name__).setLevel(logging.CRITICAL)  # else a line every 4 s, which nothing can be done about
     workers = tuple(EventsWorker._instances.values())
     try:
         EventsWorker.drain_all(timeout=limit, at_exit=False)

@@ -79,7 +79,7 @@ def on_runner(function: F) -> F:
     @functools.wraps(function)
     def running(config: RunConfig | None = None, run_id: str | None = None) -> State[None]:
         context = FlowRunContext.get()
-        asked = config or _given(str(run_id))
+        asked = config or _given(run_id)
         local = asked is None or (asked.runner == "thread" and not getattr(asked, "sites", None))
         if asked is None or local or context is None:
             return function(config, run_id)
@@ -91,10 +91,10 @@ def on_runner(function: F) -> F:
     return cast(F, running)
 
 
-def _given(run_id: str) -> RunConfig | None:
+def _given(run_id: str | None) -> RunConfig | None:
     """What a run that has begun was asked for; None where there is none, which the flow says itself."""
     try:
-        given = RunFolder(Workspace.find().runs / run_id).read_json("config.json")["given"]
+        given = RunFolder.named(Workspace.find().runs, run_id).read_json("config.json")["given"]
         kind = TrainConfig if given.get("sites") else RunConfig
         return kind.model_validate({name: value for name, value in given.items() if name in kind.model_fields})
     except (Misuse, KeyError, TypeError, ValueError):

@@ -94,10 +94,11 @@ class Run(Generic[C]):
         Raises
         ------
         Misuse
-            Where a new run has an old name, an old one is missing, damaged or another command's, or the tracking store cannot be used.
+            Where no run can have that name, a new one has an old name, an old one is missing, damaged or another command's, neither a
+            configuration nor a name is given, or the tracking store cannot be used.
         """
         begun, workspace = time.perf_counter(), Workspace.find()
-        folder = RunFolder(workspace.runs / (run_id or new_run_id()))
+        folder = RunFolder.named(workspace.runs, run_id or (new_run_id() if config else None))
         if config is None:
             config = kind.model_validate(folder.config(kind.COMMAND)["given"])
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
@@ -71,10 +72,11 @@ def find_run(workspace: Workspace, run_id: str) -> RunFolder:
     Misuse
         Where there is none of this name.
     """
-    folder = RunFolder(workspace.runs / run_id)
-    if "/" in run_id or run_id in ("", ".", "..") or not is_file(folder.path / "config.json"):
-        raise Misuse(f"no run {run_id!r} in {workspace.runs}: fedlin status lists them")
-    return folder
+    with suppress(Misuse):
+        folder = RunFolder.named(workspace.runs, run_id)
+        if is_file(folder.path / "config.json"):
+            return folder
+    raise Misuse(f"no run {run_id!r} in {workspace.runs}: fedlin status lists them")
 
 
 def view(folder: RunFolder) -> RunView:

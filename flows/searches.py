@@ -123,6 +123,11 @@ class CompareConfig(RunConfig):
     budget: int = Field(ge=1, le=LIMIT, default=10, description="The most configurations of each algorithm.")
     repeats: int = Field(default=1, ge=1, le=1000, description="How often, each time with the next seed.")
 
+    def check(self) -> None:
+        """See `DataConfig.check`."""
+        super().check()
+        self.candidates()
+
     @property
     def methods(self) -> tuple[str, ...]:
         """The algorithms, the reference first.

@@ -67,6 +67,11 @@ class Workspace:
         return self.root / ".turns"
 
     @property
+    def outbox(self) -> Path:
+        """Notes of rows that were added, and that the Prefect server has still to be told of."""
+        return self.root / ".outbox"
+
+    @property
     def metrics(self) -> Path:
         """Figures of runs for Prometheus; `FEDLIN_METRICS` names another folder."""
         named = os.environ.get("FEDLIN_METRICS")

@@ -22,6 +22,8 @@ DEFAULTS = {
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
     # Nor a whole event for each that could not be sent to a server that has gone.
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
+    # A run tells its server that it lives, in seconds: one that has stopped to is taken for dead (deployments/automations.yaml).
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     # MLflow logs what it raises too, as tracebacks over many lines; and no progress bar or link for each upload and run.
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",

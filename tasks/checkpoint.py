@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from fedcore.algorithm import Outcome
+from fedcore.data.names import checked_run_id
 from fedcore.data.places import Place, is_file, is_folder, make_folder, read_file, sync_folder, write_durably
 from fedcore.data.staging import claimed, holder
 from fedcore.errors import FedlinError, Misuse, PlaceAway
@@ -75,6 +76,20 @@ class RunFolder:
     """
 
     path: Place
+
+    @classmethod
+    def named(cls, runs: Place, run_id: str | None) -> RunFolder:
+        """The folder of the run that somebody names: below `runs`, whatever the name.
+
+        Raises
+        ------
+        Misuse
+            Where no run can have that name, or none is given.
+        """
+        if not run_id:
+            what = 'give config, such as {"dataset": NAME}, or the run_id of one to go on with'
+            raise Misuse(f"neither a configuration nor a run is given: {what}")
+        return cls(runs / checked_run_id(run_id))
 
     @property
     def run_id(self) -> str:

@@ -1,4 +1,4 @@
-"""Names that become folders, data sets and devices; and names in messages."""
+"""Names that become folders, data sets, devices and runs; and names in messages."""
 
 from __future__ import annotations
 
@@ -44,6 +44,19 @@ def checked_dataset_name(name: str) -> str:
     if reason := _unsafe(name):
         raise Misuse(f"data set name {_shown(name)} {reason}: choose another name")
     return name
+
+
+def checked_run_id(run_id: str) -> str:
+    """The id itself, where it is safe as a folder name.
+
+    Raises
+    ------
+    Misuse
+        With the reason, where it is not.
+    """
+    if reason := _unsafe(run_id):
+        raise Misuse(f"run id {_shown(run_id)} {reason}: choose another id")
+    return run_id
 
 
 def checked_distinct(device_ids: Iterable[str]) -> tuple[str, ...]:

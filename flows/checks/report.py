@@ -8,10 +8,10 @@ from fedcore.errors import FedlinError
 from flows.checks.finding import Check, Finding
 from flows.checks.packages import packages
 from flows.checks.places import datasets, disk, folders, permissions
-from flows.checks.servers import clock, deployments, mlflow, prefect, registry, stack
+from flows.checks.servers import clock, deployments, events, mlflow, prefect, registry, stack
 from flows.workspace import Workspace
 
-CHECKS: Sequence[Check] = (packages, folders, disk, datasets, permissions, mlflow, registry, prefect, clock, deployments, stack)
+CHECKS: Sequence[Check] = (packages, folders, disk, datasets, permissions, mlflow, registry, prefect, clock, deployments, events, stack)
 
 
 def examined(workspace: Workspace, checks: Sequence[Check]) -> Iterator[Finding]:

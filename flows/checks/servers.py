@@ -11,14 +11,19 @@ from statistics import median
 import tasks as tasks  # isort: skip  (settles the environment, which prefect reads on import)
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
+from prefect.client.schemas.objects import TERMINAL_STATES, StateType
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.settings import PREFECT_API_URL
 
 from fedcore.data.places import is_file
 from fedcore.errors import Misuse
 from flows.checks.finding import Finding
 from flows.checks.packages import beside
-from flows.deploy import pools, read_deployments
+from flows.deploy import PROCESSES, pools, read_deployments
+from flows.events import untold
 from flows.orchestrator import orchestrator
+from flows.reviving import UNDER_WAY, dead, under_way
 from flows.stack.local import ENVIRONMENT, Stack, online
 from flows.workspace import Workspace
 from tasks.tracking.health import champions, store_state
@@ -159,6 +164,7 @@ def _deployed(client: SyncPrefectClient) -> Iterator[Finding]:
     if not found and not there & set(pools()):
         yield Finding("ok", "deployments", "none on this server: make deploy makes them")
         return
+    begun = under_way() if there & set(pools()) else []
     for pool in pools():
         if pool not in there:
             yield Finding("error", "deployments", f"work pool {pool} is missing: make deploy makes it")
@@ -166,14 +172,41 @@ def _deployed(client: SyncPrefectClient) -> Iterator[Finding]:
             yield Finding("warning", "deployments", f"work pool {pool} is paused: prefect work-pool resume {pool}")
         elif not online(pool):
             yield Finding("error", "deployments", f"no worker of pool {pool} is online: prefect worker start --pool {pool}")
+        elif len(taken := [run for run in begun if run.state_type in UNDER_WAY]) >= PROCESSES:
+            what = f"work pool {pool} is full: {len(taken)} runs are under way or wait for their turn"
+            yield Finding("warning", "deployments", f"{what}: wait for them, or cancel some in Prefect")
         else:
             yield Finding("ok", "deployments", f"work pool {pool} has a worker online")
     if missing := sorted(wanted - set(found)):
         yield Finding("error", "deployments", f"{', '.join(missing)} not deployed: make deploy")
     if paused := sorted(name for name, each in found.items() if each.paused):
         yield Finding("warning", "deployments", f"{', '.join(paused)} paused: prefect deployment resume")
+    for name, each in sorted(found.items()):
+        last = client.read_flow_runs(
+            deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [each.id]}}),
+            flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": TERMINAL_STATES}}}),
+            sort=FlowRunSort.END_TIME_DESC,
+            limit=1,
+        )
+        if last and last[0].state_type == StateType.CRASHED:
+            what = f"the last run of {name} that ended has crashed ({last[0].name}), and what it was for has not been done"
+            yield Finding("warning", "deployments", f"{what}: prefect flow-run retry {last[0].id}")
     if not missing and not paused:
         yield Finding("ok", "deployments", f"{', '.join(sorted(found))} are deployed")
+
+
+def events(workspace: Workspace) -> Iterator[Finding]:
+    """Rows that were added while the Prefect server was away, which no retraining has been started for."""
+    if due := untold(workspace):
+        names = ", ".join(sorted({each.dataset for each in due}))
+        what = f"Prefect has not been told of rows that were added ({names}; {len(due)} batches)"
+        yield Finding(
+            "warning",
+            "events",
+            f"{what}: the next fedlin data add tells it (the last one again will do), as does make stack",
+        )
+    else:
+        yield Finding("ok", "events", "no added rows are still to be told")
 
 
 def stack(workspace: Workspace) -> Iterator[Finding]:
@@ -184,6 +217,12 @@ def stack(workspace: Workspace) -> Iterator[Finding]:
     local = Stack(workspace)
     if gone := [name for name, running in local.running.items() if not running]:
         yield Finding("error", "stack", f"{', '.join(gone)} ended by itself: make stack starts it again, its logs are in {workspace.stack}")
+        return
+    if PREFECT_API_URL.value() == local.addresses["PREFECT_API_URL"] and (
+        gone := [run.name for run in dead(under_way()) if run.state_type == StateType.RUNNING]
+    ):
+        what = f"{', '.join(gone)} ended with a worker, and Prefect takes them to be under way"
+        yield Finding("warning", "stack", f"{what}: python -m flows.reviving starts them again")
         return
     apart = [name for name, url in local.addresses.items() if os.environ.get(name) != url]
     if apart:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Table
 
 from fedcore.data import (
@@ -27,7 +27,8 @@ from fedcore.data import (
 from fedcore.data.places import place
 from fedcore.errors import DataError, Misuse
 from flows.cli import options
-from flows.events import tell_added
+from flows.cli.shown import console
+from flows.events import owed, tell
 from flows.inspection import inspect_devices, rows_by_device
 from flows.workspace import Workspace
 from tasks.keeping import erase
@@ -81,10 +82,13 @@ def import_(
     unit: Units = None,
 ) -> None:
     """Split a source by device into the partitions of a data set."""
-    imported, cards = inspect_devices(
-        import_file(Workspace.find().datasets, place(file), dataset, device=device, target=target, units=_units(unit)), typer.echo
-    )
-    _tell(dataset, rows_by_device(cards))
+    workspace = Workspace.find()
+    with owed(workspace, dataset) as rows:
+        imported, cards = inspect_devices(
+            import_file(workspace.datasets, place(file), dataset, device=device, target=target, units=_units(unit)), typer.echo
+        )
+        rows.update(rows_by_device(cards))
+    _tell(workspace)
     _show(imported, cards)
 
 
@@ -101,9 +105,12 @@ def add(
     unit: Units = None,
 ) -> None:
     """Add a device to a data set, or rows to a device. Adding the same file twice changes nothing."""
-    added = add_partition(Workspace.find().datasets, place(file), dataset, device, append=append, units=_units(unit))
-    if added.changed:
-        _tell(dataset, {added.device: added.rows})
+    workspace = Workspace.find()
+    with owed(workspace, dataset) as rows:
+        added = add_partition(workspace.datasets, place(file), dataset, device, append=append, units=_units(unit))
+        if added.changed:
+            rows[added.device] = added.rows
+    _tell(workspace)
     where = f"data set {dataset}: device={added.device}/{added.file}"
     typer.echo(f"{where} with {added.rows} rows" if added.changed else f"{where} holds these {added.rows} rows already: nothing changed")
 
@@ -185,8 +192,8 @@ def _form(separator: str | None, decimal: str | None, header: str | None) -> Sou
     raise Misuse(f"{field}{first['msg'].removeprefix('Value error, ')}")
 
 
-def _tell(dataset: str, rows: dict[str, int]) -> None:
-    if failure := tell_added(dataset, rows):
+def _tell(workspace: Workspace) -> None:
+    if failure := tell(workspace, os.environ.get("PREFECT_API_URL")):
         typer.echo(f"fedlin: warning: {failure}", err=True)
 
 
@@ -206,5 +213,4 @@ def _show(dataset: Dataset, cards: list[DeviceCard]) -> None:
 
 
 def _print(table: Table) -> None:
-    # Names and descriptions are the user's text, not markup.
-    Console(markup=False, highlight=False).print(table)
+    console().print(table)

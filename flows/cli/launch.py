@@ -40,9 +40,7 @@ def check_resumed(command: str, resume: str, given: Iterable[Any]) -> None:
         raise Misuse("--resume goes on with the run's own configuration: give nothing beside it but --json")
     from tasks.checkpoint import RunFolder
 
-    if not resume or Path(resume).name != resume or len(resume) > 200:
-        raise Misuse(f"--resume takes the name of a run's folder, got {resume!r}")
-    RunFolder(Workspace.find().runs / resume).config(command)
+    RunFolder.named(Workspace.find().runs, resume).config(command)
 
 
 def check_writable(dataset: Dataset) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,14 @@ OF_A_RUN = (
 )
 """What `--json` tells of every run."""
 
+PIPED = 1000
+"""Characters of a line that no screen shows."""
+
 
 def console() -> Console:
-    """Standard output, on which names are the user's text and not markup."""
-    return Console(highlight=False, markup=False)
+    """Standard output, on which names are the user's text and not markup. What is piped is not broken into lines of a screen's width."""
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, markup=False, width=PIPED if piped else None)
 
 
 def conclude(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from fedcore.errors import Misuse
 from flows.deploy import DEPLOYMENTS, make_pools, pools
+from flows.events import tell
+from flows.reviving import dead, revive, under_way
 from flows.stack.postgres import Postgres
 from flows.stack.processes import Service
 from flows.workspace import Workspace
@@ -53,7 +56,7 @@ class Stack:
         """The stack as it was started first, but for ports that are given."""
         self.folder = workspace.stack
         self.ports = _saved(self.folder)._replace(**{name: port for name, port in ports.items() if port is not None})
-        self._root = workspace.root
+        self._workspace = workspace
         self._postgres = Postgres(self.folder, self.ports.postgres)
         self._prefect, self._mlflow, self._worker = (Service(name, self.folder) for name in ("prefect", "mlflow", "worker"))
 
@@ -118,13 +121,21 @@ class Stack:
             make_pools()
             (pool,) = pools()
             if not self._worker.running:
+                found = under_way()
+                self._worker.stop()  # runs that a killed worker has left
+                revive(dead(found), say)
                 command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process", "--name", "stack"]
                 # Runs are started as `python`, which is to be this one.
                 path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-                self._worker.start(command, common | WORKER_SETTINGS | self.addresses | {"PATH": path, "FEDLIN_HOME": str(self._root)})
+                self._worker.start(
+                    command, common | WORKER_SETTINGS | self.addresses | {"PATH": path, "FEDLIN_HOME": str(self._workspace.root)}
+                )
             self._worker.await_ready(lambda: online(pool))
         say(f"a worker of the pool {pool}")
-        told = "".join(f"export {name}={value}\n" for name, value in self.addresses.items())
+        if failure := tell(self._workspace, self.addresses["PREFECT_API_URL"]):
+            say(failure)
+        names = self.addresses | {"FEDLIN_HOME": str(self._workspace.root)}
+        told = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in names.items())
         (self.folder / ENVIRONMENT).write_text(told)
 
     def down(self, say: Callable[[str], object]) -> None:

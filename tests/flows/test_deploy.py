@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prefect import Flow
 from prefect.client.orchestration import get_client
 from prefect.events.schemas.events import Resource
@@ -20,9 +22,10 @@ from prefect.utilities.schema_tools.validation import is_valid, preprocess_schem
 import flows.deploy
 import tasks
 from fedcore.errors import Misuse
-from flows.deploy import PROCESSES, deploy, pools, read_deployments
+from flows.deploy import AUTOMATIONS, PROCESSES, deploy, pools, read_deployments
 from flows.events import PARTITION_ADDED
 from flows.orchestrator import Orchestrator
+from flows.reviving import DIED
 
 DEPLOYMENTS = {each["name"]: each for each in read_deployments()}
 ROOT = Path(flows.deploy.__file__).parents[1]
@@ -144,6 +147,14 @@ def known() -> dict[str, Any]:
     return {"pool": pool, "deployments": sorted(deployments, key=lambda each: each["name"]), "automations": automations}
 
 
+def test_a_run_tells_that_it_lives_several_times_before_it_is_taken_for_dead() -> None:
+    (automation,) = yaml.safe_load(AUTOMATIONS.read_text())
+    assert automation["actions"][0]["name"] == DIED
+    assert automation["trigger"]["within"] >= 3 * int(tasks.DEFAULTS["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"])
+    for name in DEPLOYMENTS:
+        assert fnmatch(deployed(name).name, automation["trigger"]["match_related"]["prefect.resource.name"])
+
+
 @pytest.mark.slow
 def test_a_second_time_changes_nothing(server: Orchestrator) -> None:
     told = deploy()
@@ -158,7 +169,8 @@ def test_a_second_time_changes_nothing(server: Orchestrator) -> None:
     assert known() == first
     assert [each["name"] for each in first["deployments"]] == sorted(DEPLOYMENTS)
     assert (first["pool"]["type"], first["pool"]["concurrency_limit"]) == ("process", PROCESSES)
-    (automation,) = first["automations"]
-    (action,) = automation["actions"]
+    automations = {each["name"]: each for each in first["automations"]}
+    assert set(automations) == {"fedlin-retrain-on-partition", "fedlin-dead-runs"}
+    (action,) = automations["fedlin-retrain-on-partition"]["actions"]
     (triggered,) = (each for each in first["deployments"] if each["name"] == "retrain-on-partition")
     assert (action["type"], action["deployment_id"]) == ("run-deployment", str(triggered["id"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,9 +13,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from fedcore.errors import Misuse
+from flows.checks.servers import events
 from flows.cli.data import app
-from flows.events import tell_added
+from flows.events import owed, tell, untold
 from flows.orchestrator import Orchestrator
+from flows.workspace import Workspace
 
 ROWS = "pump,hour,flow\n" + "".join(f"{pump},{hour},{7000 + hour}\n" for pump in ("a", "b") for hour in range(3))
 
@@ -65,11 +69,11 @@ def test_each_batch_is_one_event_of_ids_and_counts(home: Path, received: list[tu
     add(home, "a", "--append")
     add(home, "a", "--append")
     assert [path for path, _ in received] == ["/api/events"] * 3
-    events = [event for _, (event,) in received]
-    assert {event["event"] for event in events} == {"fedlin.partition.added"}
-    assert {event["resource"]["prefect.resource.id"] for event in events} == {"fedlin.dataset.pumps"}
-    assert [event["payload"] for event in events] == [{"rows": {"a": 3, "b": 3}}, {"rows": {"c": 2}}, {"rows": {"a": 2}}]
-    assert "700" not in json.dumps([event["payload"] for event in events])
+    told = [event for _, (event,) in received]
+    assert {event["event"] for event in told} == {"fedlin.partition.added"}
+    assert {event["resource"]["prefect.resource.id"] for event in told} == {"fedlin.dataset.pumps"}
+    assert [event["payload"] for event in told] == [{"rows": {"a": 3, "b": 3}}, {"rows": {"c": 2}}, {"rows": {"a": 2}}]
+    assert "700" not in json.dumps([event["payload"] for event in told])
 
 
 def test_nobody_is_told_without_an_address(home: Path, received: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,10 +89,51 @@ def test_a_server_that_is_away_is_a_warning(home: Path, monkeypatch: pytest.Monk
     assert result.exit_code == 0
     assert (home / "datasets/pumps/device=b/part-0.parquet").exists()
     expected = "the Prefect server at http://127.0.0.1:9/api did not take the event fedlin.partition.added (ConnectError)"
-    assert result.stderr == f"fedlin: warning: {expected}\n"
+    remedy = "once it is back, the next fedlin data add tells it (the same one again will do), as does make stack"
+    assert result.stderr == f"fedlin: warning: {expected}: {remedy}\n"
+
+
+@pytest.mark.parametrize("again", ["c", "d"])
+def test_what_a_server_did_not_take_is_told_by_the_next_command(
+    home: Path, received: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    """Also by the same one, which changes nothing; and once."""
+    import_pumps(home)
+    there = os.environ["PREFECT_API_URL"]
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    add(home, "c")
+    assert [(each.dataset, each.rows) for each in untold(Workspace(home))] == [("pumps", {"c": 2})]
+    (finding,) = events(Workspace(home))
+    assert finding.level == "warning"
+    assert "(pumps; 1 batches)" in finding.text
+    monkeypatch.setenv("PREFECT_API_URL", there)
+    add(home, again)
+    add(home, again)
+    more = [{"rows": {"d": 2}}] if again == "d" else []
+    assert [event["payload"] for _, (event,) in received] == [{"rows": {"a": 3, "b": 3}}, {"rows": {"c": 2}}, *more]
+    assert untold(Workspace(home)) == []
+    assert [each.level for each in events(Workspace(home))] == ["ok"]
+
+
+def test_a_command_that_is_killed_over_it_leaves_its_note(home: Path, received: list[tuple[str, Any]]) -> None:
+    with pytest.raises(SystemExit), owed(Workspace(home), "pumps"):
+        raise SystemExit
+    assert [(each.dataset, each.rows) for each in untold(Workspace(home))] == [("pumps", {})]
+
+
+def test_rows_that_are_refused_are_not_told(home: Path, received: list[tuple[str, Any]]) -> None:
+    import_pumps(home)
+    (home / "rows.csv").write_text("hour,flow\n7,much\n")
+    with pytest.raises(Misuse):
+        run("add", str(home / "rows.csv"), "--dataset", "pumps", "--device", "c")
+    assert untold(Workspace(home)) == []
+    assert len(received) == 1
 
 
 @pytest.mark.slow
-def test_prefect_takes_the_event(server: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefect_takes_the_event(home: Path, server: Orchestrator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", server.api_url)
-    assert tell_added("pumps", {"a": 3}) == ""
+    with owed(Workspace(home), "pumps") as rows:
+        rows["a"] = 3
+    assert tell(Workspace(home), server.api_url) == ""
+    assert untold(Workspace(home)) == []

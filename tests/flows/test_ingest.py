@@ -13,8 +13,10 @@ import flows.ingest
 from fedcore.data import Dataset, infer_contract, list_datasets, open_dataset
 from fedcore.errors import DataError, Misuse
 from flows.config import IngestConfig
+from flows.events import untold
 from flows.ingest import ingest
 from flows.orchestrator import Orchestrator
+from flows.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
@@ -24,11 +26,14 @@ def told(monkeypatch: pytest.MonkeyPatch, server: Orchestrator) -> list[tuple[st
     """The events that were emitted, as data sets with rows by device."""
     events: list[tuple[str, dict[str, int]]] = []
 
-    def tell(dataset: str, rows: dict[str, int]) -> str:
-        events.append((dataset, dict(rows)))
+    def tell(workspace: Workspace, url: str | None) -> str:
+        for each in untold(workspace):
+            events.append((each.dataset, each.rows))
+            each.note.unlink()
         return ""
 
-    monkeypatch.setattr(flows.ingest, "tell_added", tell)
+    monkeypatch.setenv("PREFECT_API_URL", server.api_url)
+    monkeypatch.setattr(flows.ingest, "tell", tell)
     return events
 
 
@@ -73,9 +78,14 @@ def test_an_event_that_is_not_taken_fails_the_flow_and_keeps_the_rows(
 ) -> None:
     dataset = fleet()
     (file,) = (home / "datasets/small" / f"device={dataset.device_ids[0]}").glob("*.parquet")
-    monkeypatch.setattr(flows.ingest, "tell_added", lambda dataset, rows: "the server did not take the event")
-    state = run(dataset="small", file=str(file), device="new")
-    assert state.is_failed()
-    expected = "data set small has 17 further rows of 1 devices, but the server did not take the event: start what waits for"
-    assert state.message == f"{expected} fedlin.partition.added by hand"
+    monkeypatch.setenv("PREFECT_API_URL", server.api_url)
+    with monkeypatch.context() as away:
+        away.setattr(flows.ingest, "tell", lambda workspace, url: "the server did not take the event")
+        for counted in ("data set small has 17 further rows of 1 devices", "device new of data set small holds these 17 rows already"):
+            state = run(dataset="small", file=str(file), device="new")
+            assert state.is_failed()
+            assert state.message == f"{counted}, but the server did not take the event"
+    assert [each.rows for each in untold(Workspace(home))] == [{"new": 17}]
     assert "new" in open_dataset(home / "datasets", "small").device_ids
+    assert run(dataset="small", file=str(file), device="new").is_completed()
+    assert untold(Workspace(home)) == []

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -19,7 +20,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 import flows.orchestrator
 from fedcore.errors import FedlinError, Misuse
-from flows.orchestrator import Orchestrator, finished, orchestrator
+from flows.orchestrator import EVENTS_LIMIT, GONE, Orchestrator, finished, orchestrator
 
 ROUNDS, DEVICES = 6, 25
 ROOT = Path(flows.orchestrator.__file__).parents[1]
@@ -147,6 +148,23 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_server_that_is_gone_is_not_waited_for_as_long_as_one_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(flows.orchestrator, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
+    assert Orchestrator("http://127.0.0.1:9/api").drain("00000000-0000-4000-8000-000000000000", 1) == {}
+    assert GONE <= sum(slept) <= GONE + 1
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_a_server_that_has_gone_cannot_take_is_dropped(there: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers, limits = [True, there], list[float]()
+    monkeypatch.setattr(flows.orchestrator, "_answers", lambda: answers.pop(0))
+    monkeypatch.setattr(flows.orchestrator, "_flush_events", limits.append)
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), orchestrator(tmp_path):
+        pass
+    assert limits == [EVENTS_LIMIT if there else 0]
 
 
 def test_a_server_of_the_user_must_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -266,6 +266,7 @@ def test_a_challenger_that_cannot_be_trained_is_an_outcome_and_can_be_gone_on_wi
     result = run(home, "two", {"dataset": "small", "rounds": 3})
     assert (result["outcome"], result["ok"], result["version"], result["drift_devices"]) == ("refused", False, None, 4)
     assert "the challenger could not be trained, and the champion stays: 1 of 5 devices cannot take part: device=d" in result["message"]
+    assert result["message"].endswith("; mend such a device, or take it out with fedlin data remove")
     assert MlflowClient(f"sqlite:///{home}/mlflow.db").get_run(result["mlflow_run_id"]).info.status == "FAILED"
     assert not (home / "runs/two/decision.json").exists()
     part.write_bytes(sound)
@@ -282,7 +283,8 @@ def test_another_design_cannot_be_compared_and_is_for_a_person(kept: Path, fleet
     assert (result["outcome"], result["version"], result["start"]) == ("kept", 2, "anew")
     assert "it differs in features: look at it, and take it by fedlin rollback small --to its number" in result["message"]
     assert champion(home) == 1
-    assert rollback(Workspace(home), "small", to=2).champion == 1
+    done = rollback(Workspace(home), "small", to=2)
+    assert (done.champion, done.why) == (1, "a person went on from version 1")
     # From there on the new design is the champion's.
     assert run(home, "three", {"dataset": "small"})["start"] == "warm"
 

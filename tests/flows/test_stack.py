@@ -171,6 +171,19 @@ def small(deployed: Project) -> Project:
     return deployed
 
 
+def test_an_id_that_is_somebody_elses_by_now_is_no_server_of_ours(tmp_path: Path) -> None:
+    postgres = Postgres(tmp_path, 5433)
+    postgres.data.mkdir()
+    (postgres.data / "PG_VERSION").write_text("15")
+    other = [sys.executable, "-c", "input()", "-D", str(postgres.data)]
+    with subprocess.Popen(other, stdin=subprocess.PIPE, cwd=tmp_path) as process:
+        (postgres.data / "postmaster.pid").write_text(f"{process.pid}\n{postgres.data}\n")
+        assert not postgres.running
+        assert not postgres.stop()
+        assert process.poll() is None
+        process.communicate(b"\n")
+
+
 @needed
 @pytest.mark.slow
 def test_a_second_start_changes_nothing(project: Project) -> None:
@@ -179,7 +192,7 @@ def test_a_second_start_changes_nothing(project: Project) -> None:
     again = project.command("flows.stack", "up")
     assert again.returncode == 0, again.stderr
     assert {each.name: each.read_text() for each in (project.home / ".stack").glob("*.pid")} == before
-    addresses = {name: project.environment[name] for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")}
+    addresses = {name: project.environment[name] for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "FEDLIN_HOME")}
     assert (project.home / ".stack/env").read_text() == "".join(f"export {name}={value}\n" for name, value in addresses.items())
 
 
@@ -287,12 +300,13 @@ def test_a_run_waits_for_its_data_set_and_another_is_cancelled(small: Project) -
     turns = Workspace(small.home).turns / "small"
     with alone(turns / "turn.lock"):
         waits = small.start("compare", **settings)
-        wait_for((turns / "compare-waits.lock").exists)
+        wait_for(lambda: list(turns.glob("compare-*-waits.lock")))
         third = small.start("compare", **settings)
         away = wait_for(lambda: _ended(small.state(third)))
         assert small.state(waits)["state"]["type"] == "RUNNING"
     assert away["state"]["type"] == "CANCELLED"
-    assert away["state"]["message"] == "a compare of data set 'small' waits already, and will read the same rows: nothing to do"
+    expected = "a compare of data set 'small' with the same parameters waits already, and will read the same rows: nothing to do"
+    assert away["state"]["message"] == expected
     ended = wait_for(lambda: _ended(small.state(waits)))
     assert ended["state"]["type"] == "COMPLETED", ended["state"]["message"]
 

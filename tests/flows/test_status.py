@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.table import Table
 from upath import UPath
 
 from fedcore.algorithm import Outcome
@@ -21,6 +22,7 @@ from fedcore.data.staging import holder
 from fedcore.errors import Misuse
 from fedcore.rounds import RunState
 from flows.cli.app import main
+from flows.cli.shown import console
 from flows.cli.status import age
 from flows.runs import last_rounds, runs, view
 from flows.workspace import Workspace
@@ -188,3 +190,11 @@ def test_runs_in_an_object_store_and_those_of_another_machine(s3: Callable[[], U
         assert view(folder)._replace(changed=found.changed) == found._replace(status="running", machine=os.uname().nodename)
     create_file(bucket / "runs" / "r" / "run.lock", json.dumps({"host": "elsewhere"}).encode())
     assert (view(folder).status, view(folder).machine) == ("running", "elsewhere")
+
+
+def test_what_is_piped_is_not_broken_into_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = Table("run", "what", box=None)
+    table.add_row("20261128T142446-17a2c0", "word " * 40)
+    console().print(table)
+    assert len(capsys.readouterr().out.splitlines()) == 2
