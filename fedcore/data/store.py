@@ -28,6 +28,7 @@ from fedcore.data.names import checked_dataset_name, checked_device_id, checked_
 from fedcore.data.parquet import decode, from_table, mark_in
 from fedcore.data.places import Entry, Place, entries, is_file, is_folder, read_file, stamps
 from fedcore.data.preprocess import DeviceSummary, summarise
+from fedcore.data.trajectory import Trajectory, trajectory
 from fedcore.errors import DataError, Misuse, PlaceAway
 from fedcore.rows import DeviceData, Floats
 
@@ -191,6 +192,13 @@ class Dataset:
         ranges = device_ranges(self._read(device_id)[0], self.contract, where, self.fitted)
         new = f"{where}: new rows"
         return predict(checked_features(from_table(frame, new)[0], self.contract, new), theta, self.contract, ranges, new, self.fitted)
+
+    def trajectory(self, device_id: str, theta: Floats) -> Trajectory | None:
+        """What one device may tell of its target over time, None where that is nothing; see `fedcore.data.trajectory`. It raises what
+        `loaded` does."""
+        if not self.contract.disclosure.trajectories:
+            return None
+        return trajectory(self._read(device_id)[0], theta, self.contract, f"{PREFIX}{device_id}", self.fitted)
 
     def _read(self, device_id: str) -> tuple[pl.DataFrame, str]:
         """One device's checked rows, and the digest of its files."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedcore.algorithm import Outcome
+from fedcore.data.trajectory import Trajectory
 from tasks.report.found import Found, Hyper, Known, Prior, Scores
 
 
@@ -26,6 +27,12 @@ def record(number: int, fleet: tuple[str, ...], silent: tuple[str, ...] = (), re
         "silent": [*silent, *reasons],
         "reasons": dict.fromkeys(reasons, "a number that is not finite"),
     }
+
+
+def course(rng: np.random.Generator) -> Trajectory:
+    """Means over ten blocks of rows, of which the last four are test rows."""
+    time, wave = np.arange(10.0), rng.uniform(-0.5, 1.0) * np.linspace(0, 1, 10) ** 2
+    return Trajectory(6, time, wave + 0.05 * rng.standard_normal(10), wave, time >= 6)
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +69,8 @@ def made() -> Callable[..., Found]:
             "phi": (*(Hyper("mu", name, 0.1, -0.1, 0.3, 0.0, 1.0) for name in names), Hyper("log_sigma2", "", -1.0, -1.2, -0.8, 0.0, 3.0)),
             "Omega": np.outer(sign, sign) + 0.1 * np.eye(K),
             "fewest_rows": 3,
+            "time": "hour",
+            "trajectories": {device: course(rng) for device in fleet},
         }
         return Found(**whole | fields)
 
