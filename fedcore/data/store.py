@@ -270,7 +270,9 @@ def open_dataset(root: Place, name: str, *, target: str | None = None, target_sc
             raise Misuse(f"no target scaling {target_scaling!r}: choose one of {', '.join(get_args(TargetScaling))}")
         contract = contract.model_copy(update={"scaling": contract.scaling.model_copy(update={"target": target_scaling})})
     if not dataset.device_ids:
-        raise Misuse(f"data set {name!r} has a contract but no partitions: import its source file first{_source(contract)}")
+        raise Misuse(
+            f"data set {name!r} has a contract but no partitions: bring its source file with fedlin data import{_source(contract)}"
+        )
     return replace(dataset, contract=contract)
 
 
@@ -287,7 +289,9 @@ def open_for_change(root: Place, name: str) -> Dataset:
     path = root / checked_dataset_name(name)
     if not is_file(path / CONTRACT_FILE):
         known = ", ".join(list_datasets(root)) or "none yet"
-        raise Misuse(f"no data set {name!r} with a {CONTRACT_FILE}: choose one of those there ({known}), or import it first")
+        raise Misuse(
+            f"no data set {name!r} with a {CONTRACT_FILE}: choose one of those there ({known}), or bring it with fedlin data import"
+        )
     return Dataset(name, path, read_contract(path))
 
 

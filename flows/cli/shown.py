@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from fedcore.data.places import Place, place
+from flows.terminal import console
 
 OF_A_RUN = (
     "devices_missing",
@@ -25,11 +26,6 @@ OF_A_RUN = (
     "task_runs_recorded",
 )
 """What `--json` tells of every run."""
-
-
-def console() -> Console:
-    """Standard output, on which names are the user's text and not markup."""
-    return Console(highlight=False, markup=False)
 
 
 def conclude(

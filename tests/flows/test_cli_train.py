@@ -43,7 +43,7 @@ def spoil(dataset: Dataset, device: str, change: Callable[[pl.DataFrame], pl.Dat
 
 
 MISUSE = {
-    "no data set": (["train"], r"configuration: dataset is missing: give it"),
+    "no data set": (["train"], r"configuration: dataset is missing: name one that fedlin data list shows"),
     "unknown data set": (["train", "nope"], r"no data set 'nope' .*\(small\)"),
     "unknown algorithm": (
         ["train", "small", "--algorithm", "hm9"],
@@ -66,7 +66,7 @@ MISUSE = {
     "unknown target": (["train", "small", "--target", "z"], r"no target 'z': choose one of y"),
     "unknown scaling": (["train", "small", "--target-scaling", "z"], r"no target scaling 'z': choose one of none, train, own"),
     "missing configuration": (["train", "--config", "nope.toml"], r"configuration nope.toml cannot be read \(No such file or directory\)"),
-    "unknown run": (["train", "--resume", "nope"], r"no run 'nope' in .*runs: choose one of its folders"),
+    "unknown run": (["train", "--resume", "nope"], r"no run 'nope' in .*runs: fedlin status lists them"),
     "a path as run": (["train", "--resume", "../x"], r"--resume takes the name of a run's folder, got '../x'"),
     "resume and more": (["train", "small", "--resume", "nope"], r"--resume goes on with the run's own configuration"),
     "unknown case": (["simulate", "hm1-5", "--dataset", "x"], r"no simulated case 'hm1-5': choose one of demo, hm1-1"),
