@@ -1,8 +1,10 @@
-"""Runs as a report finds them, made up in memory: of any number of devices, with or without scores, posteriors and covariance."""
+"""Runs as a report finds them, made up in memory: of any fleet, with or without scores, posteriors and covariance; a browser."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,22 @@ import pytest
 from fedcore.algorithm import Outcome
 from fedcore.data.trajectory import Trajectory
 from tasks.report.found import Found, Hyper, Known, Prior, Scores
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium, for all tests of a module."""
+    api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed: make test installs it")
+    with api.sync_playwright() as playwright:
+        found = next(filter(None, map(shutil.which, NAMES)), None) or playwright.chromium.executable_path
+        if not Path(found).is_file():
+            pytest.skip("no Chromium: apt-get install chromium, or .venv/bin/playwright install --only-shell chromium")
+        opened = playwright.chromium.launch(executable_path=found, args=list(QUIET))
+        yield opened
+        opened.close()
 
 
 def record(number: int, fleet: tuple[str, ...], silent: tuple[str, ...] = (), reasons: tuple[str, ...] = ()) -> dict[str, Any]:
