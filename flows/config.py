@@ -309,6 +309,6 @@ def _first(error: ValidationError) -> str:
         return str(cause)
     field = first["loc"][0]
     if first["type"] == "missing":
-        return f"{field} is missing: give it"
+        return f"{field} is missing: {'name one that fedlin data list shows' if field == 'dataset' else 'give it'}"
     wanted = " or ".join(f"{each['msg'][0].lower()}{each['msg'][1:]}" for each in complaints if each["loc"][0] == field)
     return f"{field}: {wanted}, got {first['input']!r}"

@@ -58,5 +58,6 @@ def _of_all(dataset: Dataset, read: Callable[[Dataset, str], T], say: Callable[[
         say(failure)
     if failures:
         total = len(found) + len(failures)
-        raise Misuse(f"data set {dataset.name!r}: {len(failures)} of {total} devices break the contract: correct or import them again")
+        remedy = "correct them, and bring them again with fedlin data import"
+        raise Misuse(f"data set {dataset.name!r}: {len(failures)} of {total} devices break the contract: {remedy}")
     return found

@@ -52,7 +52,7 @@ class Parent:
         config.build_algorithm()  # a checkpoint is read back only once the classes of its parts are known
         checkpoint = folder.load()
         if checkpoint is None or checkpoint.outcome is None:
-            raise Misuse(f"run {run_id} has not ended: resume it first")
+            raise Misuse(f"run {run_id} has not ended: go on with fedlin train --resume {run_id} first")
         if not checkpoint.outcome.ok:
             raise Misuse(f"run {run_id} ended without a usable result ({checkpoint.outcome.name}): choose another run")
         return cls(folder, config, manifest, checkpoint)

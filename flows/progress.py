@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedcore.rounds import RoundReport
 from flows.logs import about, as_json, log
+from flows.terminal import console, quiet
 from tasks.checkpoint import Record
 
 SHOWN = 3
@@ -23,7 +24,7 @@ def say(text: str) -> None:
     if as_json():
         log(logging.INFO, "said", text)
         return
-    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+    console(stderr=True).print(text, soft_wrap=True)
 
 
 def say_unanswered(what: str, silent: Mapping[str, str]) -> None:
@@ -70,34 +71,40 @@ class RunProgress:
         """A line of its own, above the bar."""
         if as_json():
             return  # `log_round` says the same
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
     def show(self, report: RoundReport, silent: dict[str, str]) -> None:
         """A finished round; `silent` says of each device that did not answer why."""
-        status = f"{len(report.answered)} of {len(report.cohort)} devices answered, loss {report.loss:.4g}"
+        answered = f"{len(report.answered)} of {len(report.cohort)}"
         if not self._console.is_terminal:
             main = report.state.main_rounds + (report.phase == "main" and not report.counted)
             phase = "" if report.phase == "main" else f" ({report.phase})"
-            self.say(f"round {report.round_num} of {self._total + report.round_num - main}{phase}: {status}")
+            of = f"{report.round_num} of {self._total + report.round_num - main}{phase}"
+            self.say(f"round {of}: {answered} devices answered, loss {report.loss:.4g}")
         for reason in list(silent.values())[:SHOWN]:
             self.say(f"round {report.round_num}: no answer, {reason}")
         if len(silent) > SHOWN:
             self.say(f"round {report.round_num}: and {len(silent) - SHOWN} more without an answer")
-        self._bar.update(self._row, completed=report.state.main_rounds, description=status)
+        self._bar.update(self._row, completed=report.state.main_rounds, description=f"{answered} answered, loss {report.loss:.4g}")
 
 
 @contextmanager
-def run_progress(run_id: str, total: int, done: int) -> Iterator[RunProgress]:
-    """Show the progress of a run.
+def run_progress(total: int, done: int) -> Iterator[RunProgress]:
+    """Show the progress of a run: rounds, devices that answered the last one, its objective, and about how long the rest takes.
 
     Parameters
     ----------
-    run_id
-        The run.
     total, done
         Rounds of the schedule, and how many of them are behind us.
     """
-    console = Console(stderr=True)
-    columns = (TextColumn(run_id), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=as_json() or not console.is_terminal) as bar:
-        yield RunProgress(console, bar, total, done)
+    out = console(stderr=True)
+    shown = (
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(16),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*shown, console=out, disable=as_json() or quiet() or not out.is_terminal, speed_estimate_period=300) as bar:
+        yield RunProgress(out, bar, total, done)

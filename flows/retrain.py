@@ -246,7 +246,9 @@ class _Retraining:
                 raise failure
             result = self._result()
         if result is None:
-            raise FedlinError(f"the challenger's run {self.trained.run_id} has stopped: resume run {self.run.folder.run_id}")
+            raise FedlinError(
+                f"the challenger's run {self.trained.run_id} has stopped: go on with fedlin retrain --resume {self.run.folder.run_id}"
+            )
         given = self.trained.config("train")["given"]["parent"]
         self.figures |= {"challenger": self.trained.run_id, "start": "warm" if given else "anew", "start_why": why or None}
         return result

@@ -242,7 +242,7 @@ def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[
         return checkpoint
     schedule, cancellation = fleet.schedule, Cancellation()
     with (
-        run_progress(folder.run_id, schedule.rounds, checkpoint.state.main_rounds) as progress,
+        run_progress(schedule.rounds, checkpoint.state.main_rounds) as progress,
         run_artifacts(schedule.rounds, checkpoint.history) as artifacts,
     ):
         started = time.perf_counter()

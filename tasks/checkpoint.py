@@ -147,7 +147,7 @@ class RunFolder:
             Where there is no such run, the file is damaged, or another command has begun the run.
         """
         if not is_file(self.path / "config.json"):
-            raise Misuse(f"no run {self.run_id!r} in {self.path.parent}: choose one of its folders")
+            raise Misuse(f"no run {self.run_id!r} in {self.path.parent}: fedlin status lists them")
         config = self.read_json("config.json")
         if not isinstance(config.get("given"), dict):
             raise Misuse(f"run {self.run_id}: config.json is missing or damaged: restore it, or start a new run")

@@ -13,6 +13,7 @@ from fedcore.algorithm import DeviceResult, FleetSpec, Outcome
 from fedcore.comparison import HURT
 from fedcore.data import DeviceCard, DeviceSummary
 from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, scored_rows
+from fedcore.data.trajectory import Trajectory
 from fedcore.deadline import check_deadline, deadline, seconds_left
 from fedcore.errors import DeviceRefusal
 from fedcore.messages import Broadcast, DeviceInfo, Reply
@@ -49,6 +50,8 @@ class DeviceReport(NamedTuple):
     covered
         Where it has a posterior, how many of these rows' targets lie in their prediction intervals, one count for each of
         `fedcore.metrics.LEVELS`.
+    trajectory
+        Means of its target over time, where its contract lets it tell them.
     """
 
     device: str
@@ -59,6 +62,7 @@ class DeviceReport(NamedTuple):
     posterior: AnyPosterior | None
     excess: Paired
     covered: tuple[int, ...] | None
+    trajectory: Trajectory | None
 
     @property
     def hurt(self) -> bool:
@@ -283,7 +287,8 @@ def reported(station: Station, device_id: str, data: DeviceData, result: DeviceR
     test = scored_rows(data.test, station.dataset.contract)
     excess = paired(squared_errors(result, test), squared_errors(own, test))
     counts = covered(result.posterior, test) if result.posterior else None
-    return DeviceReport(device_id, data.train.n, result.theta, score(result, test), score(own, test), result.posterior, excess, counts)
+    scores, course = (score(result, test), score(own, test)), station.dataset.trajectory(device_id, result.theta)
+    return DeviceReport(device_id, data.train.n, result.theta, *scores, result.posterior, excess, counts, course)
 
 
 def _last(device: Settled) -> tuple[Any, Any, DeviceData]:

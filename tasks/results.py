@@ -14,10 +14,14 @@ import pyarrow.parquet as pq
 
 from fedcore.data import Fitted
 from fedcore.data.places import Place, make_folder, write_durably
+from fedcore.data.trajectory import Trajectory
 from fedcore.metrics import LEVELS, a_rmse
 from fedcore.posterior import AnyPosterior, Posterior, Summary, coefficient_summary
 from fedcore.trees import Arrays, npz, pack
 from tasks.device import DeviceReport
+
+COURSE = ("time", "observed", "predicted", "tested")
+"""Columns of a trajectory."""
 
 
 def write_results(
@@ -31,8 +35,8 @@ def write_results(
     gaps: Mapping[str, Mapping[str, int | None]],
 ) -> None:
     """Write `theta.npz`, `server.npz`, `devices.parquet`; where the algorithm has posteriors `posterior.npz` and `posteriors.parquet`,
-    with the first table's columns `theta_sd` and `covered.<level>` (see `DeviceReport`); and, where the data were prepared by it,
-    `preprocessing.json`.
+    with the first table's columns `theta_sd` and `covered.<level>` (see `DeviceReport`); where devices told them, `trajectories.parquet`;
+    and, where the data were prepared by it, `preprocessing.json`.
 
     `posterior.npz` holds posteriors as they are where they are normal. Mixtures, whose components differ in number, it holds by `mean`,
     `covariance` (of the joint distribution as a whole) and `noise` (its mean). `posteriors.parquet` has a row for each device and
@@ -86,6 +90,8 @@ def write_results(
         }
     )
     write_durably(folder / "devices.parquet", _parquet(table))
+    if courses := [_course(report.device, report.trajectory) for report in reports if report.trajectory]:
+        write_durably(folder / "trajectories.parquet", _parquet(pa.concat_tables(courses)))
 
 
 def write_phi(folder: Place, phi: Mapping[str, Mapping[str, Sequence[float]]], coefficients: Sequence[str]) -> None:
@@ -143,6 +149,12 @@ def _stored(posterior: AnyPosterior) -> dict[str, Any]:
         return posterior._asdict()
     joint = posterior.joint
     return {"mean": posterior.mean, "covariance": joint.total_covariance, "noise": joint.weight @ joint.noise}
+
+
+def _course(device: str, told: Trajectory) -> pa.Table:
+    """A device's trajectory, a row for each block."""
+    blocks = len(told.time)
+    return pa.table({"device": [device] * blocks, "rows": [told.rows] * blocks} | {name: getattr(told, name) for name in COURSE})
 
 
 def _parquet(table: pa.Table) -> bytes:

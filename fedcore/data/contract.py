@@ -183,6 +183,8 @@ class Disclosure(_Part):
         The fewest devices in the fleet, drawn for a round, and answering in one.
     columns
         The columns that may be summarised or have their gaps counted; by default all.
+    trajectories
+        Whether a device tells means of its target over time, see `fedcore.data.trajectory`; only where rows are split by time.
     """
 
     rows: int = Field(default=3, ge=1)
@@ -190,6 +192,7 @@ class Disclosure(_Part):
     parameters: float = Field(default=0.33, gt=0)
     devices: int = Field(default=2, ge=1)
     columns: tuple[ColumnName, ...] | None = None
+    trajectories: bool = False
 
 
 class TimeSplit(_Part):
@@ -424,6 +427,8 @@ class Contract(_Part):
             self._type_of("disclosure.columns", name)
         if isinstance(self.split, TimeSplit):
             self._need_numeric("split.column", self.split.column)
+        elif self.disclosure.trajectories:
+            raise ValueError('disclosure.trajectories: no column orders the rows: set it to false, or split them by kind = "time"')
         if isinstance(self.split, ColumnSplit):
             if self._type_of("split.column", self.split.column) != "string":
                 raise ValueError(f"split.column: {self.split.column!r} is not a string column: it has to say train, validation or test")

@@ -101,7 +101,7 @@ def _contract_there(root: Place, name: str, device: str | None, target: str | No
 
 def _needed(target: str | None, name: str) -> str:
     if target is None:
-        raise Misuse(f"data set {name!r} has no contract yet: name the device column and the target")
+        raise Misuse(f"data set {name!r} has no contract yet: name the device column and the target (--device, --target)")
     return target
 
 

@@ -66,7 +66,7 @@ def first_contract(sources: Sequence[Source], where: str, name: str, device: str
     """
     first = sources[0]
     if device is None and first.device is None:
-        raise Misuse(f"data set {name!r} has no contract yet: name the device column and the target")
+        raise Misuse(f"data set {name!r} has no contract yet: name the device column and the target (--device, --target)")
     asked = [("target", target)] if first.device is not None else [("device", device), ("target", target)]
     for option, column in asked:
         if column not in first.names:

@@ -28,6 +28,7 @@ from fedcore.data.names import checked_dataset_name, checked_device_id, checked_
 from fedcore.data.parquet import decode, from_table, mark_in
 from fedcore.data.places import Entry, Place, entries, is_file, is_folder, read_file, stamps
 from fedcore.data.preprocess import DeviceSummary, summarise
+from fedcore.data.trajectory import Trajectory, trajectory
 from fedcore.errors import DataError, Misuse, PlaceAway
 from fedcore.rows import DeviceData, Floats
 
@@ -192,6 +193,13 @@ class Dataset:
         new = f"{where}: new rows"
         return predict(checked_features(from_table(frame, new)[0], self.contract, new), theta, self.contract, ranges, new, self.fitted)
 
+    def trajectory(self, device_id: str, theta: Floats) -> Trajectory | None:
+        """What one device may tell of its target over time, None where that is nothing; see `fedcore.data.trajectory`. It raises what
+        `loaded` does."""
+        if not self.contract.disclosure.trajectories:
+            return None
+        return trajectory(self._read(device_id)[0], theta, self.contract, f"{PREFIX}{device_id}", self.fitted)
+
     def _read(self, device_id: str) -> tuple[pl.DataFrame, str]:
         """One device's checked rows, and the digest of its files."""
         contents = self._contents(device_id)
@@ -253,7 +261,9 @@ def open_dataset(root: Place, name: str, *, target: str | None = None, target_sc
     """
     dataset = open_contract(root, name, target=target, target_scaling=target_scaling)
     if not dataset.device_ids:
-        raise Misuse(f"data set {name!r} has a contract but no partitions: import its source file first{_source(dataset.contract)}")
+        raise Misuse(
+            f"data set {name!r} has a contract but no partitions: bring its source file with fedlin data import{_source(dataset.contract)}"
+        )
     return dataset
 
 
@@ -291,7 +301,9 @@ def open_for_change(root: Place, name: str) -> Dataset:
     path = root / checked_dataset_name(name)
     if not is_file(path / CONTRACT_FILE):
         known = ", ".join(list_datasets(root)) or "none yet"
-        raise Misuse(f"no data set {name!r} with a {CONTRACT_FILE}: choose one of those there ({known}), or import it first")
+        raise Misuse(
+            f"no data set {name!r} with a {CONTRACT_FILE}: choose one of those there ({known}), or bring it with fedlin data import"
+        )
     return Dataset(name, path, read_contract(path))
 
 

@@ -42,6 +42,7 @@ from flows.logs import as_json, check_asked, log
 INTERRUPTED, TERMINATED = 130, 143
 
 app = typer.Typer(
+    cls=options.Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Federated data analytics with linear models.",
@@ -98,7 +99,7 @@ def main() -> None:
     except TyperException as error:
         if not error.format_message():
             sys.exit(2)  # a command without its words: the help has been shown
-        _fail(error.format_message(), 2)
+        _fail(error.format_message() + _where_to_look(error), 2)
     except Misuse as error:
         _fail(str(error), 2)
     except FedlinError as error:
@@ -118,6 +119,12 @@ def main() -> None:
             what, status = ("terminated", TERMINATED) if told else ("interrupted", INTERRUPTED)
             _fail(f"{what}: a run that has begun its rounds goes on with fedlin {command} --resume RUN_ID", status)
         sys.exit(status)
+
+
+def _where_to_look(error: TyperException) -> str:
+    """The help of the command that was used wrongly; the message says only what is wrong."""
+    context = getattr(error, "ctx", None)
+    return f" ({context.command_path} --help says what it takes)" if context else ""
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli import options
-from flows.cli.shown import console, figure
+from flows.cli.shown import figure
+from flows.terminal import console
 from flows.workspace import Workspace
 
 Dataset = Annotated[str, typer.Argument(metavar="DATASET", help="Name of a data set.", show_default=False)]

@@ -27,13 +27,13 @@ from fedcore.data import (
 from fedcore.data.places import place
 from fedcore.errors import DataError, Misuse
 from flows.cli import options
-from flows.cli.shown import console
 from flows.events import owed, tell
 from flows.inspection import inspect_devices, rows_by_device
+from flows.terminal import console
 from flows.workspace import Workspace
 from tasks.keeping import erase
 
-app = typer.Typer(no_args_is_help=True, help="Data sets: contracts and partitions.")
+app = typer.Typer(cls=options.Commands, no_args_is_help=True, help="Data sets: contracts and partitions.")
 
 Name = Annotated[str, typer.Argument(help="Name of the data set.", show_default=False)]
 
@@ -56,12 +56,17 @@ def infer(
     header: Annotated[
         str | None, typer.Option(help="Names of the columns, where no line has them.", metavar="A,B,...", show_default=False)
     ] = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Write the first contract of a data set, for you to edit before the import."""
     form = _form(separator, decimal, header)
     contract = infer_contract(Workspace.find().datasets, place(file), dataset, device=device, target=target, form=form)
     features = f"{len(contract.features)} of {len(contract.columns)} columns are features"
-    typer.echo(f"datasets/{dataset}/dataset.toml: {features}, the target is {contract.target}: edit it, then import")
+    if as_json:
+        told = {"name": dataset, "target": contract.target, "features": contract.features, "columns": list(contract.columns)}
+        print(json.dumps(told), flush=True)
+        return
+    _say(f"datasets/{dataset}/dataset.toml: {features}, the target is {contract.target}: edit it, then fedlin data import")
 
 
 @app.command(
@@ -80,6 +85,7 @@ def import_(
     device: Annotated[str | None, typer.Option(help="Device column, where there is no contract yet.", show_default=False)] = None,
     target: Annotated[str | None, typer.Option(help="Target column, where there is no contract yet.", show_default=False)] = None,
     unit: Units = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Split a source by device into the partitions of a data set."""
     workspace = Workspace.find()
@@ -89,7 +95,7 @@ def import_(
         )
         rows.update(rows_by_device(cards))
     _tell(workspace)
-    _show(imported, cards)
+    _show(imported, cards, as_json=as_json)
 
 
 @app.command(
@@ -103,6 +109,7 @@ def add(
     device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
     append: Annotated[bool, typer.Option("--append", help="The device is there already: these are further rows.")] = False,
     unit: Units = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Add a device to a data set, or rows to a device. Adding the same file twice changes nothing."""
     workspace = Workspace.find()
@@ -112,31 +119,38 @@ def add(
             rows[added.device] = added.rows
     _tell(workspace)
     where = f"data set {dataset}: device={added.device}/{added.file}"
-    typer.echo(f"{where} with {added.rows} rows" if added.changed else f"{where} holds these {added.rows} rows already: nothing changed")
+    if as_json:
+        print(json.dumps({"name": dataset, **added._asdict()}), flush=True)
+        return
+    _say(f"{where} with {added.rows} rows" if added.changed else f"{where} holds these {added.rows} rows already: nothing changed")
 
 
 @app.command(epilog=options.examples("fedlin data remove pumps --device 17"))
 def remove(
     name: Name,
     device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
+    as_json: options.AsJson = False,
 ) -> None:
     """Delete a device's rows, and the state that it keeps of runs."""
     datasets = Workspace.find().datasets
     erase(datasets, name, device)  # first: a removal that is cut short can be asked for again
     remove_device(datasets, name, device)
-    typer.echo(f"data set {name}: device={device} removed")
+    if as_json:
+        print(json.dumps({"name": name, "removed": device}), flush=True)
+        return
+    _say(f"data set {name}: device={device} removed")
 
 
 @app.command()
-def check(name: Name) -> None:
+def check(name: Name, as_json: options.AsJson = False) -> None:
     """Read every device of a data set and hold it against the contract."""
-    _show(*inspect_devices(open_dataset(Workspace.find().datasets, name), typer.echo))
+    _show(*inspect_devices(open_dataset(Workspace.find().datasets, name), typer.echo), as_json=as_json)
 
 
 @app.command()
 def describe(
     name: Name,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Tell of a data set what may be told: counts, and ranges of devices' means, of no device and no row on its own."""
     dataset = open_dataset(Workspace.find().datasets, name)
@@ -151,21 +165,33 @@ def describe(
         told = "" if column.low is None else f"{column.low:g} to {column.high:g}"
         missing = "not told" if column.missing is None else str(column.missing)
         table.add_row(column.name, column.type, column.unit, missing, told)
-    _print(table)
+    console().print(table)
 
 
 @app.command("list")
-def list_() -> None:
+def list_(as_json: options.AsJson = False) -> None:
     """List the data sets that have a contract, and what is wrong with a contract that cannot be used."""
-    root = Workspace.find().datasets
-    table = Table("data set", "target", "description")
+    root, found = Workspace.find().datasets, list[dict[str, str]]()
     for name in list_datasets(root):
         try:
             contract = read_contract(root / name)
-            table.add_row(name, contract.target, contract.description)
+            found.append({"name": name, "target": contract.target, "description": contract.description})
         except DataError as error:
-            table.add_row(name, "", f"cannot be used: {error}")
-    _print(table)
+            found.append({"name": name, "target": "", "description": f"cannot be used: {error}"})
+    if as_json:
+        print(json.dumps({"datasets": found}), flush=True)
+        return
+    if not found:
+        _say("no data sets yet: fedlin data import brings one, fedlin simulate makes one up")
+        return
+    table = Table("data set", "target", "description")
+    for each in found:
+        table.add_row(*each.values())
+    console().print(table)
+
+
+def _say(text: str) -> None:
+    console().print(text, soft_wrap=True)
 
 
 def _units(given: list[str] | None) -> dict[str, str]:
@@ -197,20 +223,20 @@ def _tell(workspace: Workspace) -> None:
         typer.echo(f"fedlin: warning: {failure}", err=True)
 
 
-def _show(dataset: Dataset, cards: list[DeviceCard]) -> None:
+def _show(dataset: Dataset, cards: list[DeviceCard], *, as_json: bool) -> None:
+    changed = dataset.contract.version > 1
+    versions = Counter(version for device_id in dataset.device_ids for version in dataset.versions(device_id)) if changed else {}
+    rows = {name: sum(getattr(card, name) for card in cards) for name in ("n_train", "n_validation", "n_test")}
+    if as_json:
+        told = {"name": dataset.name, "devices": len(cards), **rows, "design": dataset.design_names, "target": dataset.contract.target}
+        print(json.dumps(told | ({"part_files": dict(sorted(versions.items()))} if changed else {})), flush=True)
+        return
     table = Table("", "", show_header=False, title=dataset.name, title_justify="left")
     table.add_row("devices", str(len(cards)))
-    table.add_row("training rows", str(sum(card.n_train for card in cards)))
-    table.add_row("validation rows", str(sum(card.n_validation for card in cards)))
-    table.add_row("test rows", str(sum(card.n_test for card in cards)))
+    for part, count in zip(("training", "validation", "test"), rows.values(), strict=True):
+        table.add_row(f"{part} rows", str(count))
     table.add_row("features", ", ".join(dataset.design_names))
     table.add_row("target", dataset.contract.target)
-    if dataset.contract.version > 1:
-        versions = Counter(version for device_id in dataset.device_ids for version in dataset.versions(device_id))
-        for version, files in sorted(versions.items()):
-            table.add_row(f"part files of version {version}", str(files))
-    _print(table)
-
-
-def _print(table: Table) -> None:
+    for version, files in sorted(versions.items()):
+        table.add_row(f"part files of version {version}", str(files))
     console().print(table)

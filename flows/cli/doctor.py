@@ -7,7 +7,7 @@ import json
 import typer
 
 from flows.cli import options
-from flows.cli.shown import console
+from flows.terminal import console
 from flows.workspace import Workspace
 
 

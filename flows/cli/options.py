@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from fedcore.algorithm import ALGORITHMS
+from flows.terminal import quietly
 
 KNOWN = ", ".join(sorted(ALGORITHMS))
 
@@ -36,3 +39,29 @@ TargetScaling = Annotated[str | None, typer.Option(help="none, train or own, in 
 Experiment = Annotated[str | None, typer.Option(help="MLflow experiment, by default the data set's name.", show_default=False)]
 Resume = Annotated[str | None, typer.Option(help="Go on with this run.", metavar="RUN_ID", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+
+
+def _be_quiet(context: typer.Context, asked: bool) -> None:
+    if asked:
+        context.with_resource(quietly())
+
+
+_holder = typer.Typer(add_completion=False)
+
+
+@_holder.command()
+def _quiet(
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Say nothing but errors, and what --json prints.", callback=_be_quiet, expose_value=False)
+    ] = False,
+) -> None: ...
+
+
+class Commands(TyperGroup):
+    """Commands that all take `--quiet`."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        for command in self.commands.values():
+            if not isinstance(command, TyperGroup):
+                command.params += get_command(_holder).params[:1]

@@ -10,7 +10,8 @@ import typer
 
 from fedcore.errors import Misuse
 from flows.cli import options
-from flows.cli.shown import console, near
+from flows.cli.shown import near
+from flows.terminal import console
 from flows.workspace import Workspace
 
 CHAMPION = "@champion"

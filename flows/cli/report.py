@@ -11,7 +11,8 @@ import typer
 from fedcore.data.places import write_durably
 from fedcore.errors import Misuse
 from flows.cli import options
-from flows.cli.shown import console, near
+from flows.cli.shown import near
+from flows.terminal import console
 from flows.workspace import Workspace
 
 NAME = "report.html"

@@ -12,27 +12,24 @@ from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from fedcore.errors import Misuse
 from fedcore.reproduce.table import Reproduction
 from fedcore.reproduce.verdict import RULE, Word
+from flows.cli import options
+from flows.terminal import console, quiet
 from flows.workspace import Workspace
 
-WIDTH = 100
-"""Columns that a table takes at most."""
-
-app = typer.Typer(no_args_is_help=True, help="The paper's tables beside ours, with a verdict on each figure.")
+app = typer.Typer(cls=options.Commands, no_args_is_help=True, help="The paper's tables beside ours, with a verdict on each figure.")
 
 Runs = Annotated[int, typer.Option(help="Runs of each cell.", min=2, max=10_000)]
 Seed = Annotated[int, typer.Option(help="Root of all random numbers.", min=0, max=1_000_000_000)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 
 
 @app.command("hm1-simulations")
-def hm1_simulations(runs: Runs = 30, seed: Seed = 0, as_json: AsJson = False) -> None:
+def hm1_simulations(runs: Runs = 30, seed: Seed = 0, as_json: options.AsJson = False) -> None:
     """HM1 on the simulated fleets of Cases I to IV, and its parameter error by round."""
     from flows.reproduce import hm1_simulations
     from tasks.report.figures import error_by_round
@@ -41,7 +38,7 @@ def hm1_simulations(runs: Runs = 30, seed: Seed = 0, as_json: AsJson = False) ->
 
 
 @app.command("cmapss")
-def cmapss(runs: Runs = 30, seed: Seed = 0, as_json: AsJson = False) -> None:
+def cmapss(runs: Runs = 30, seed: Seed = 0, as_json: options.AsJson = False) -> None:
     """HM1 and its rivals on the engines of C-MAPSS FD001; needs the data set cmapss-fd001."""
     from flows.reproduce import cmapss
     from tasks.report.figures import a_rmse_by_part
@@ -51,7 +48,7 @@ def cmapss(runs: Runs = 30, seed: Seed = 0, as_json: AsJson = False) -> None:
 
 
 @app.command("hm2-selection")
-def hm2_selection(runs: Runs = 30, seed: Seed = 0, as_json: AsJson = False) -> None:
+def hm2_selection(runs: Runs = 30, seed: Seed = 0, as_json: options.AsJson = False) -> None:
     """Predictors that HM2's lasso selects on the simulated fleets of Cases I to III."""
     from flows.reproduce import hm2_selection
     from tasks.report.figures import values_by_part
@@ -60,7 +57,7 @@ def hm2_selection(runs: Runs = 30, seed: Seed = 0, as_json: AsJson = False) -> N
 
 
 @app.command("hm2-uq")
-def hm2_uq(runs: Runs = 30, seed: Seed = 0, as_json: AsJson = False) -> None:
+def hm2_uq(runs: Runs = 30, seed: Seed = 0, as_json: options.AsJson = False) -> None:
     """HM2's intervals of a device's coefficients and of the fleet's hyper-parameters."""
     from flows.reproduce import hm2_uq
     from tasks.report.figures import intervals_with_truth
@@ -69,7 +66,7 @@ def hm2_uq(runs: Runs = 30, seed: Seed = 0, as_json: AsJson = False) -> None:
 
 
 @app.command("student")
-def student(runs: Runs = 30, seed: Seed = 0, as_json: AsJson = False) -> None:
+def student(runs: Runs = 30, seed: Seed = 0, as_json: options.AsJson = False) -> None:
     """HM2's lasso and ridge on the grades of two schools; needs the data set student-por."""
     from flows.reproduce import student
     from tasks.report.figures import values_by_part
@@ -113,14 +110,14 @@ def _make_writable(folder: Path) -> None:
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
     """A live bar on a terminal, a line a tenth elsewhere, on standard error."""
-    console = Console(stderr=True, highlight=False, markup=False)
-    with Progress(console=console, disable=not console.is_terminal) as bar:
+    out = console(stderr=True)
+    with Progress(console=out, disable=quiet() or not out.is_terminal) as bar:
         row = bar.add_task(name, total=None)
 
         def show(done: int, total: int) -> None:
             bar.update(row, completed=done, total=total)
-            if not console.is_terminal and 10 * done // total > 10 * (done - 1) // total:
-                console.print(f"{name}: {done} of {total} runs")
+            if not out.is_terminal and 10 * done // total > 10 * (done - 1) // total:
+                out.print(f"{name}: {done} of {total} runs")
 
         yield show
 
@@ -128,9 +125,8 @@ def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
 def _show(found: Reproduction, folder: Path) -> None:
     from tasks.report.tables import judgement, our_figure, paper_figure, summary
 
-    console = Console(highlight=False, markup=False)
-    console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
-    console.print(found.title)
+    out = console()
+    out.print(found.title)
     for table in found.tables:
         shown = Table(
             "",
@@ -151,6 +147,6 @@ def _show(found: Reproduction, folder: Path) -> None:
             part = cell.part if cell.part != previous else ""
             previous = cell.part
             shown.add_row(part, cell.method, paper_figure(cell), our_figure(cell), judgement(cell))
-        console.print(shown)
-    console.print("\n".join(f"- {sentence}" for sentence in (*found.findings, RULE)))
-    console.print(f"{summary(found)} Conventions, data and figure are in {folder}")
+        out.print(shown)
+    out.print("\n".join(f"- {sentence}" for sentence in (*found.findings, RULE)))
+    out.print(f"{summary(found)} Conventions, data and figure are in {folder}")

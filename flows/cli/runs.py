@@ -12,13 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli import options
-from flows.cli.shown import age, console, figure
+from flows.cli.shown import age, figure
+from flows.terminal import console
 from flows.workspace import Workspace
 
 if TYPE_CHECKING:
     from tasks.tracking.found import FoundRun
-
-OPTION = "option."
 
 EXAMPLES = options.examples(
     "fedlin runs",
@@ -81,6 +80,7 @@ def _show(out: Console, runs: Sequence[FoundRun], sort: str | None) -> None:
         *("alone" if name == "a_rmse_separate" else name for name in figures),
         "age",
         box=None,
+        padding=(0, 1, 0, 0),
         pad_edge=False,
     )
     for column in table.columns:
@@ -88,7 +88,7 @@ def _show(out: Console, runs: Sequence[FoundRun], sort: str | None) -> None:
         column.overflow = "fold"
     now = datetime.now(UTC)
     for run in runs:
-        options_ = ", ".join(f"{name.removeprefix(OPTION)}={value}" for name, value in _chosen(run).items())
+        options_ = ", ".join(_chosen(run))
         values = [figure(run.metrics.get(name)) for name in figures]
         rounds = f"{run.metrics['rounds']:.0f}" if "rounds" in run.metrics else "-"
         what = " ".join(part for part in (run.params.get("algorithm", run.params.get("algorithms", "")), options_) if part)
@@ -105,9 +105,9 @@ def _show(out: Console, runs: Sequence[FoundRun], sort: str | None) -> None:
     out.print(table)
 
 
-def _chosen(run: FoundRun) -> dict[str, str]:
-    """Options that tell methods of one name apart."""
-    return {name: value for name, value in run.params.items() if name in (f"{OPTION}prior", f"{OPTION}covariance")}
+def _chosen(run: FoundRun) -> list[str]:
+    """Values of the options that tell methods of one name apart."""
+    return [value for name, value in run.params.items() if name in ("option.prior", "option.covariance")]
 
 
 def _told(run: FoundRun) -> dict[str, Any]:

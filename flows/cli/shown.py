@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from fedcore.data.places import Place, place
+from flows.terminal import console
 
 OF_A_RUN = (
     "devices_missing",
@@ -27,15 +26,6 @@ OF_A_RUN = (
     "task_runs_recorded",
 )
 """What `--json` tells of every run."""
-
-PIPED = 1000
-"""Characters of a line that no screen shows."""
-
-
-def console() -> Console:
-    """Standard output, on which names are the user's text and not markup. What is piped is not broken into lines of a screen's width."""
-    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, markup=False, width=PIPED if piped else None)
 
 
 def conclude(

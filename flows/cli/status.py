@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.cli import options
-from flows.cli.shown import age, console, figure
+from flows.cli.shown import age, figure
+from flows.terminal import console
 from flows.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from scipy.special import ndtri
 from fedcore.algorithm import AnyAlgorithm, FleetSpec, Outcome, algorithm_class
 from fedcore.covariance import Covariance, diagonal
 from fedcore.data.places import is_file, read_file
+from fedcore.data.trajectory import Trajectory
 from fedcore.errors import Misuse, PlaceAway
 from fedcore.metrics import LEVELS
 from fedcore.posterior import coefficient_summary
@@ -23,6 +24,7 @@ from fedcore.rows import Booleans, Floats
 from fedcore.trees import from_npz, unpack
 from tasks.checkpoint import Ledger, Record, RunFolder
 from tasks.newcomers import fleet_prior
+from tasks.results import COURSE
 
 ABSENT, ANSWERED, SILENT, REFUSED = range(4)
 """Of a device in a round: not drawn; answered; drawn and silent; its answer was not taken."""
@@ -122,6 +124,10 @@ class Found:
         The covariance between the devices of the fleet, where the algorithm has one.
     fewest_rows
         Rows that a device needs to tell of them, by the contract's disclosure rules.
+    time
+        The column that orders rows, "" where the contract names none.
+    trajectories
+        By device, those that were told.
     """
 
     run_id: str
@@ -142,6 +148,8 @@ class Found:
     phi: tuple[Hyper, ...]
     Omega: Covariance | None
     fewest_rows: int
+    time: str
+    trajectories: Mapping[str, Trajectory]
 
     @cached_property
     def participation(self) -> np.ndarray[Any, np.dtype[np.int8]]:
@@ -207,6 +215,8 @@ def _read(folder: RunFolder, config: Mapping[str, Any], manifest: Mapping[str, A
         phi=_phi(folder),
         Omega=getattr(server, "Omega", None),
         fewest_rows=manifest["contract"]["disclosure"]["rows"],
+        time=manifest["contract"]["split"]["column"] if manifest["contract"]["split"]["kind"] == "time" else "",
+        trajectories=_trajectories(folder),
     )
 
 
@@ -239,6 +249,17 @@ def _known(folder: RunFolder, coefficients: Sequence[str], devices: Sequence[str
     for name, values in by_name.items():
         whole[name][:, columns] = values
     return Known(**whole)
+
+
+def _trajectories(folder: RunFolder) -> dict[str, Trajectory]:
+    if not is_file(folder.results / "trajectories.parquet"):
+        return {}
+    table = _table(folder, "trajectories.parquet")
+    devices, first = np.unique(table["device"], return_index=True)
+    blocks = {name: np.split(np.array(table[name]), np.sort(first)[1:]) for name in COURSE}
+    names = devices[np.argsort(first)].tolist()
+    sizes = [table["rows"][place] for place in np.sort(first)]
+    return {name: Trajectory(size, *each) for name, size, *each in zip(names, sizes, *blocks.values(), strict=True)}
 
 
 def _phi(folder: RunFolder) -> tuple[Hyper, ...]:

@@ -119,6 +119,7 @@ def _sections(found: Found, others: Sequence[Found], charts: dict[str, Chart]) -
             (),
             {"Devices": devices_table(found, known, others)},
         ),
+        Section("trajectories", "Over time", _untold(found), _drawn(charts, "trajectories"), {}),
         Section("alike", "Devices that are alike", "", _drawn(charts, "correlation"), groups),
         Section(
             "coefficients",
@@ -131,6 +132,14 @@ def _sections(found: Found, others: Sequence[Found], charts: dict[str, Chart]) -
         Section("training", "How the training went", _rounds(found), _drawn(charts, "progress", "participation"), {}),
         Section("settings", "Settings", "", (), {"Settings, with every default": settings_table(found)}),
     ]
+
+
+def _untold(found: Found) -> str:
+    """Why no course over time is shown, of rows that have one."""
+    if not found.time or found.trajectories:
+        return ""
+    why = "the contract's disclosure rules let devices tell no means of it over time, or none that are of enough rows"
+    return f"How {found.target} goes over {found.time} is not shown: {why} ([disclosure] trajectories, rows and parameters)."
 
 
 def _rounds(found: Found) -> str:

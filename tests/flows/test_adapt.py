@@ -89,7 +89,7 @@ def test_who_cannot_come(
             "2",
         ): "--rounds is of a fleet that goes on, and it does with --join only: leave it out",
         ("adapt", "first", "--device", "d", "--join"): "device d was in run first already: name one that was not",
-        ("adapt", "none", "--device", "e"): f"no run 'none' in {home / 'runs'}: choose one of its folders",
+        ("adapt", "none", "--device", "e"): f"no run 'none' in {home / 'runs'}: fedlin status lists them",
         ("remove", "first", "--device", "e"): "device e was not in run first, so nothing of it is to be taken out",
         (
             "remove",

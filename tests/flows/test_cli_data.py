@@ -49,7 +49,10 @@ def test_check_names_ten_failures_and_counts_the_rest(home: Path) -> None:
         (home / f"datasets/pumps/device={pump}/part-0.parquet").write_bytes(b"")
     result = run("check", "pumps")
     assert isinstance(result.exception, Misuse)
-    assert str(result.exception) == "data set 'pumps': 11 of 12 devices break the contract: correct or import them again"
+    assert (
+        str(result.exception)
+        == "data set 'pumps': 11 of 12 devices break the contract: correct them, and bring them again with fedlin data import"
+    )
     lines = result.stdout.splitlines()
     assert len(lines) == 10
     assert all(line.startswith("device=") and "part-0.parquet: not a readable parquet file (0 bytes" in line for line in lines)
@@ -79,7 +82,11 @@ def test_list_shows_a_broken_contract_with_its_reason_among_the_others(home: Pat
 @pytest.mark.parametrize(
     ("words", "kind", "message"),
     [
-        (("check", "pumps"), Misuse, "no data set 'pumps' with a dataset.toml: choose one of those there (none yet), or import it first"),
+        (
+            ("check", "pumps"),
+            Misuse,
+            "no data set 'pumps' with a dataset.toml: choose one of those there (none yet), or bring it with fedlin data import",
+        ),
         (("import", "nowhere.csv", "--dataset", "pumps", "--device", "a", "--target", "b"), Misuse, "nowhere.csv: cannot be read"),
         (("import", "pumps.csv", "--dataset", "pumps"), Misuse, "data set 'pumps' has no contract yet: name the device column"),
         (("import", "pumps.csv", "--dataset", "pumps", "--device", "a", "--target", "b"), DataError, "pumps.csv: device 'a' is not among"),
@@ -101,7 +108,10 @@ def test_a_missing_option_is_a_usage_error(home: Path) -> None:
 
 def test_a_contract_first_then_devices_one_by_one(home: Path) -> None:
     inferred = run("infer", str(home / "pumps.csv"), "--dataset", "pumps", "--device", "pump", "--target", "flow")
-    assert inferred.stdout == "datasets/pumps/dataset.toml: 2 of 3 columns are features, the target is flow: edit it, then import\n"
+    assert (
+        inferred.stdout
+        == "datasets/pumps/dataset.toml: 2 of 3 columns are features, the target is flow: edit it, then fedlin data import\n"
+    )
     (home / "a.csv").write_text("hour,speed,flow\n1,2.5,7001\n2,5,7002\n")
     (home / "b.csv").write_text("hour,speed,flow\n3,2.5,7001\n")
     added = run("add", str(home / "a.csv"), "--dataset", "pumps", "--device", "a").stdout

@@ -73,7 +73,7 @@ def test_the_table_fits_eighty_columns(home: Path, capsys: pytest.CaptureFixture
     assert fedlin() == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    assert "prior=lasso" in shown
+    assert "hm2 lasso" in shown
     assert "0.4000" in shown
     assert "(failed)" in shown
 

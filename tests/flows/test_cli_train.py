@@ -43,7 +43,7 @@ def spoil(dataset: Dataset, device: str, change: Callable[[pl.DataFrame], pl.Dat
 
 
 MISUSE = {
-    "no data set": (["train"], r"configuration: dataset is missing: give it"),
+    "no data set": (["train"], r"configuration: dataset is missing: name one that fedlin data list shows"),
     "unknown data set": (["train", "nope"], r"no data set 'nope' .*\(small\)"),
     "unknown algorithm": (
         ["train", "small", "--algorithm", "hm9"],

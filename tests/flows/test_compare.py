@@ -221,7 +221,7 @@ def test_killed_in_its_second_repeat_and_resumed(environment: dict[str, str], ho
 
 
 MISUSE = {
-    "no data set": ([], r"configuration: dataset is missing: give it"),
+    "no data set": ([], r"configuration: dataset is missing: name one that fedlin data list shows"),
     "unknown data set": (["nope"], r"no data set 'nope'"),
     "unknown algorithm": (["small", "--algorithms", "separate,hm9"], r"no algorithm 'hm9'"),
     "no algorithm": (["small", "--algorithms", ""], r"no algorithm ''"),

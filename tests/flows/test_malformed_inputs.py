@@ -326,12 +326,12 @@ CASES: dict[str, Case] = {
     "first: no device column named": (
         "import in.csv --dataset first --target flow",
         {"in.csv": HEADER + lines("4")},
-        "data set 'first' has no contract yet: name the device column and the target",
+        "data set 'first' has no contract yet: name the device column and the target (--device, --target)",
     ),
     "first: no target named": (
         "import in.csv --dataset first --device pump",
         {"in.csv": HEADER + lines("4")},
-        "data set 'first' has no contract yet: name the device column and the target",
+        "data set 'first' has no contract yet: name the device column and the target (--device, --target)",
     ),
     "first: no such device column": (
         "import in.csv --dataset first --device unit --target flow",
@@ -566,7 +566,7 @@ CASES: dict[str, Case] = {
     "infer: no device column named": (
         "infer in.csv --dataset first --target flow",
         {"in.csv": HEADER + lines("4")},
-        "data set 'first' has no contract yet: name the device column and the target",
+        "data set 'first' has no contract yet: name the device column and the target (--device, --target)",
     ),
     "infer: no such device column": (
         "infer in.csv --dataset first --device unit --target flow",
@@ -606,7 +606,7 @@ CASES: dict[str, Case] = {
         {"in.csv": HEADER + lines("4")},
         (
             "no data set 'valves' with a dataset.toml: "
-            "choose one of those there (bare, comma, labelled, new, no-toml, pumps, scaled, wrong), or import it first"
+            "choose one of those there (bare, comma, labelled, new, no-toml, pumps, scaled, wrong), or bring it with fedlin data import"
         ),
     ),
     "add: unsafe id": (
@@ -905,16 +905,20 @@ CASES: dict[str, Case] = {
         {},
         (
             "no data set 'valves' with a dataset.toml: "
-            "choose one of those there (bare, comma, labelled, new, no-toml, pumps, scaled, wrong), or import it first"
+            "choose one of those there (bare, comma, labelled, new, no-toml, pumps, scaled, wrong), or bring it with fedlin data import"
         ),
     ),
-    "check: no partitions": ("check new", {}, "data set 'new' has a contract but no partitions: import its source file first"),
+    "check: no partitions": (
+        "check new",
+        {},
+        "data set 'new' has a contract but no partitions: bring its source file with fedlin data import",
+    ),
     "check: unknown data set": (
         "check valves",
         {},
         (
             "no data set 'valves' with a dataset.toml: "
-            "choose one of those there (bare, comma, labelled, new, no-toml, pumps, scaled, wrong), or import it first"
+            "choose one of those there (bare, comma, labelled, new, no-toml, pumps, scaled, wrong), or bring it with fedlin data import"
         ),
     ),
 }

@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pytest
 from mlflow import MlflowClient
 from typer.testing import CliRunner
 
-from fedcore.data import Dataset
+from fedcore.data import Contract, Dataset, create_dataset
 from fedcore.errors import Misuse
 from flows.cli.app import app
 from flows.config import TrainConfig
@@ -79,3 +81,24 @@ def test_what_has_no_report_says_what_has(home: Path, fleet: Callable[..., Datas
     begun.write_json("config.json", {"command": "train", "given": {}, "resolved": {}})
     with pytest.raises(Misuse, match="run run has left no results yet: fedlin status run says how far it is"):
         read_found(begun)
+
+
+def test_courses_over_time_are_drawn_where_the_contract_lets_devices_tell_them(home: Path, server: Orchestrator) -> None:
+    hours = np.arange(40)
+    columns = {"hour": {"type": "int64"}, "y": {"type": "float64"}}
+    split = {"kind": "time", "column": "hour", "train": 0.6}
+    fields = {"device": "pump", "target": "y", "features": ["hour"], "intercept": True, "columns": columns, "split": split}
+    contract = Contract.model_validate(fields | {"disclosure": {"trajectories": True}})
+    frames = [(name, pl.DataFrame({"hour": hours, "y": scale * hours + np.sin(hours)})) for name, scale in (("a", 0.1), ("b", 0.2))]
+    create_dataset(home / "datasets", "pumps", contract, frames)
+    train(TrainConfig(dataset="pumps", rounds=1, algorithm="pooled"), run_id="run", return_state=True)
+    assert (home / "runs/run/results/figures/trajectories.png").exists()
+    found = read_found(RunFolder(home / "runs/run"))
+    assert found.time == "hour"
+    assert list(found.trajectories) == ["a", "b"]
+    for (name, frame), theta in zip(frames, found.Theta.T, strict=True):
+        told = found.trajectories[name]
+        assert told.rows == 12
+        np.testing.assert_allclose(told.observed, frame["y"].to_numpy()[:36].reshape(-1, 12).mean(axis=1))
+        np.testing.assert_allclose(told.predicted, theta[0] + theta[1] * told.time)
+        assert told.tested.tolist() == [False, False, True]

@@ -231,7 +231,7 @@ def test_killed_and_resumed(environment: dict[str, str], home: Path, fleet: Call
 
 
 MISUSE = {
-    "no data set": ([], r"configuration: dataset is missing: give it"),
+    "no data set": ([], r"configuration: dataset is missing: name one that fedlin data list shows"),
     "unknown data set": (["nope"], r"no data set 'nope'"),
     "unknown algorithm": (["small", "--algorithm", "hm9"], r"no algorithm 'hm9'"),
     "unknown option": (["small", "--grid", "gamma=1,2"], r"hm1 has no option 'gamma': choose from eta, "),

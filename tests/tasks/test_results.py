@@ -41,7 +41,7 @@ def mixture(seed: int) -> Coefficients:
 
 def written(folder: Path, posteriors: dict[str, AnyPosterior | None], fitted: Fitted | None = None) -> None:
     reports = [
-        DeviceReport(device, 5, np.zeros(2), Score(2, 1.0), Score(2, 2.0), posterior, EXCESS, (1, 2, 2, 2) if posterior else None)
+        DeviceReport(device, 5, np.zeros(2), Score(2, 1.0), Score(2, 2.0), posterior, EXCESS, (1, 2, 2, 2) if posterior else None, None)
         for device, posterior in sorted(posteriors.items())
     ]
     write_results(folder, reports, NAMES, Score(1, 1.0), device_ids=sorted(posteriors), fitted=fitted, gaps={})

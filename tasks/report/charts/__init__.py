@@ -12,11 +12,13 @@ from tasks.report.charts.hyperparameters import hyperparameters
 from tasks.report.charts.participation import participation
 from tasks.report.charts.progress import progress
 from tasks.report.charts.selection import selection
+from tasks.report.charts.trajectories import trajectories
 from tasks.report.found import Found
 from tasks.report.style import Chart
 
 CHARTS: tuple[Callable[[Found], Chart | None], ...] = (
     benefit,
+    trajectories,
     coefficients,
     correlation,
     hyperparameters,

@@ -44,7 +44,7 @@ def test_every_engine_and_row_arrives(dataset: Dataset, raw: np.ndarray) -> None
         assert card.n_train + card.n_validation + card.n_test == n
         check_rows(card.n_train + card.n_validation, dataset.contract, card.device)
         check_parameters(5, card.n_train, dataset.contract, card.device)
-    assert dataset.contract.disclosure == Disclosure(), "the gate is at its default"
+    assert dataset.contract.disclosure == Disclosure(trajectories=True), "the rules are at their defaults, and courses are asked for"
     segment = sum(card.n_train + card.n_validation for card in cards)
     # Binomial: four standard deviations of a share over 12,000 rows are 0.015.
     assert sum(card.n_validation for card in cards) / segment == pytest.approx(0.2, abs=0.015)

@@ -207,8 +207,8 @@ def test_a_header_list_of_another_length_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "data set 'pumps' has no contract yet: name the device column and the target"),
-        ({"device": "pump"}, "data set 'pumps' has no contract yet: name the device column and the target"),
+        ({}, "data set 'pumps' has no contract yet: name the device column and the target (--device, --target)"),
+        ({"device": "pump"}, "data set 'pumps' has no contract yet: name the device column and the target (--device, --target)"),
         ({"device": "unit", "target": "flow"}, "pumps.csv: device 'unit' is not among its 4 columns: check"),
         ({"device": "pump", "target": "head"}, "pumps.csv: target 'head' is not among its 4 columns: check"),
         ({"device": "pump", "target": "pump"}, "pumps/dataset.toml: targets: 'pump' is not declared"),

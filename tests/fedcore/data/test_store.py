@@ -144,7 +144,7 @@ def test_target_and_its_scaling_are_chosen_at_opening(make: Callable[..., Datase
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("other", {}, r"no data set 'other' with a dataset.toml: choose one of those there \(demo\), or import it first"),
+        ("other", {}, r"no data set 'other' with a dataset.toml: choose one of those there \(demo\), or bring it with fedlin data import"),
         ("../demo", {}, "data set name '../demo' starts with a dot"),
         ("a/b", {}, "data set name 'a/b' holds characters other than"),
         (".", {}, "data set name '.' starts with a dot"),
@@ -164,7 +164,9 @@ def test_what_is_not_there_is_answered_by_what_is(
 def test_a_contract_without_partitions_says_where_they_come_from(demo: Any, tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
     write_contract(tmp_path / "demo", demo.contract(source="the works"))
-    with pytest.raises(Misuse, match=r"^data set 'demo' has a contract but no partitions: import its source file first \(the works\)$"):
+    with pytest.raises(
+        Misuse, match=r"^data set 'demo' has a contract but no partitions: bring its source file with fedlin data import \(the works\)$"
+    ):
         open_dataset(tmp_path, "demo")
     assert list_datasets(tmp_path) == ("demo",)
 

@@ -1,15 +1,34 @@
-"""Runs as a report finds them, made up in memory: of any number of devices, with or without scores, posteriors and covariance."""
+"""Runs as a report finds them, made up in memory: of any fleet, with or without scores, posteriors and covariance; a browser."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fedcore.algorithm import Outcome
+from fedcore.data.trajectory import Trajectory
 from tasks.report.found import Found, Hyper, Known, Prior, Scores
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium, for all tests of a module."""
+    api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed: make test installs it")
+    with api.sync_playwright() as playwright:
+        found = next(filter(None, map(shutil.which, NAMES)), None) or playwright.chromium.executable_path
+        if not Path(found).is_file():
+            pytest.skip("no Chromium: apt-get install chromium, or .venv/bin/playwright install --only-shell chromium")
+        opened = playwright.chromium.launch(executable_path=found, args=list(QUIET))
+        yield opened
+        opened.close()
 
 
 def record(number: int, fleet: tuple[str, ...], silent: tuple[str, ...] = (), reasons: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -26,6 +45,12 @@ def record(number: int, fleet: tuple[str, ...], silent: tuple[str, ...] = (), re
         "silent": [*silent, *reasons],
         "reasons": dict.fromkeys(reasons, "a number that is not finite"),
     }
+
+
+def course(rng: np.random.Generator) -> Trajectory:
+    """Means over ten blocks of rows, of which the last four are test rows."""
+    time, wave = np.arange(10.0), rng.uniform(-0.5, 1.0) * np.linspace(0, 1, 10) ** 2
+    return Trajectory(6, time, wave + 0.05 * rng.standard_normal(10), wave, time >= 6)
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +87,8 @@ def made() -> Callable[..., Found]:
             "phi": (*(Hyper("mu", name, 0.1, -0.1, 0.3, 0.0, 1.0) for name in names), Hyper("log_sigma2", "", -1.0, -1.2, -0.8, 0.0, 3.0)),
             "Omega": np.outer(sign, sign) + 0.1 * np.eye(K),
             "fewest_rows": 3,
+            "time": "hour",
+            "trajectories": {device: course(rng) for device in fleet},
         }
         return Found(**whole | fields)
 

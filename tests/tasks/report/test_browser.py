@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,28 +10,13 @@ import pytest
 from tasks.report.found import Found
 from tasks.report.page import page
 
-playwright_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed: make test installs it")
 axe_api = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the package axe-playwright-python is not installed")
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update")
 WAYS: dict[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1200, "height": 900}, "color_scheme": "light"},
     "dark": {"viewport": {"width": 1200, "height": 900}, "color_scheme": "dark"},
     "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light"},
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless Chromium, for all tests here."""
-    with playwright_api.sync_playwright() as playwright:
-        found = next(filter(None, map(shutil.which, NAMES)), None) or playwright.chromium.executable_path
-        if not Path(found).is_file():
-            pytest.skip("no Chromium: apt-get install chromium, or .venv/bin/playwright install --only-shell chromium")
-        opened = playwright.chromium.launch(executable_path=found, args=list(QUIET))
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ def test_every_figure_can_be_drawn_for_any_fleet(made: Made, K: int, d: int, rou
 
 def test_what_a_run_does_not_have_is_not_drawn(made: Made) -> None:
     nobody = Scores((), *(np.zeros(0) for _ in range(3)), np.zeros(0, dtype=bool), None)
-    bare = made(scores=nobody, known=None, prior=None, phi=(), Omega=None, history=[])
+    bare = made(scores=nobody, known=None, prior=None, phi=(), Omega=None, history=[], trajectories={})
     assert [draw.__name__ for draw in CHARTS if draw(bare)] == ["coefficients"]
     assert participation(made()) is None  # everybody was there
 

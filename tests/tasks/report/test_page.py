@@ -90,3 +90,10 @@ def test_another_run_stands_beside_each_device(made: Made) -> None:
     text = page(made(3), [made(3, seed=1, run_id="run-2", algorithm="eb")])
     assert "Error in run 2 (eb)" in text
     assert 'id="runs"' in text
+
+
+def test_courses_that_devices_may_not_tell_are_said_to_be_missing(made: Made) -> None:
+    missing = "How pressure goes over hour is not shown: the contract's disclosure rules"
+    assert missing.replace("'", "&#39;") in page(made(trajectories={}))
+    assert "is not shown" not in page(made())
+    assert '<section id="trajectories"' not in page(made(trajectories={}, time=""))
