@@ -194,8 +194,8 @@ class Dataset:
         return predict(checked_features(from_table(frame, new)[0], self.contract, new), theta, self.contract, ranges, new, self.fitted)
 
     def trajectory(self, device_id: str, theta: Floats) -> Trajectory | None:
-        """What one device may tell of its target over time, None where that is nothing; see `fedcore.data.trajectory`. It raises what
-        `loaded` does."""
+        """What one device may tell of its target over time, by coefficients `theta` of shape (d,); None where that is nothing. See
+        `fedcore.data.trajectory`; it raises what `loaded` does."""
         if not self.contract.disclosure.trajectories:
             return None
         return trajectory(self._read(device_id)[0], theta, self.contract, f"{PREFIX}{device_id}", self.fitted)

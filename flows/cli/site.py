@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from fedcore.data import list_datasets, open_contract
 from fedcore.data.disclosure import laxer
 from fedcore.errors import Misuse
 from flows.cli import options
+from flows.terminal import console
 from flows.workspace import Workspace
 
 INIT_EXAMPLES = options.examples("fedlin site init north --datasets datasets --exchange /srv/exchange/north --algorithm hm1 --algorithm eb")
@@ -22,6 +24,7 @@ SERVE_EXAMPLES = options.examples("fedlin site serve north  # as the site's own 
 SHOW_EXAMPLES = options.examples("fedlin site show north")
 
 app = typer.Typer(
+    cls=options.Commands,
     no_args_is_help=True,
     help="A site that keeps its devices' rows to itself.",
     epilog=SHOW_EXAMPLES,
@@ -36,6 +39,7 @@ def init(
     datasets: Annotated[str, typer.Option(help="The datasets folder that only the site's user may read.", show_default=False)],
     exchange: Annotated[str, typer.Option(help="Where messages come and go: a folder, or a URL.", show_default=False)],
     algorithm: Annotated[list[str] | None, typer.Option(help="One that may be run, by default all; repeatable.")] = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Make a site: its policy and its key; say how the server gets to know it."""
     from tasks.sites.policy import KEY, POLICY, first_policy, make_site
@@ -46,15 +50,19 @@ def init(
     policy = first_policy(name, root, place, algorithm or sorted(ALGORITHMS))
     folder = _folder(name)
     make_site(folder, policy)
-    print(f"site {name} in {folder}")
+    if as_json:
+        print(json.dumps({"site": name, "folder": str(folder), "contracts": policy.contracts, "exchange": place}))
+        return
+    say = partial(console().print, soft_wrap=True)
+    say(f"site {name} in {folder}")
     for dataset, digest in policy.contracts.items():
-        print(f"  agrees to the contract of {dataset}, {digest}{_caution(policy, dataset)}")
-    print(f"read {POLICY} there, hand {KEY} to whoever runs the server on a way that nobody else sees, and let its sites.toml have:")
-    print(f'\n[sites.{name}]\nkey = "{name}.key"\nexchange = "{place}"\n\nthen: fedlin site serve {name}')
+        say(f"  agrees to the contract of {dataset}, {digest}{_caution(policy, dataset)}")
+    say(f"read {POLICY} there, hand {KEY} to whoever runs the server on a way that nobody else sees, and let its sites.toml have:")
+    say(f'\n[sites.{name}]\nkey = "{name}.key"\nexchange = "{place}"\n\nthen: fedlin site serve {name}')
 
 
 @app.command(epilog=SHOW_EXAMPLES)
-def show(name: Name, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def show(name: Name, as_json: options.AsJson = False) -> None:
     """Show which contracts a site agrees to, beside those that its data sets have now."""
     from tasks.sites.policy import read_policy
 
@@ -66,7 +74,10 @@ def show(name: Name, as_json: Annotated[bool, typer.Option("--json", help="Print
     for dataset in sorted(present | policy.contracts):
         agreed = policy.contracts.get(dataset)
         state = "not served" if agreed is None else "served" if agreed == present.get(dataset) else "refused, its contract has changed"
-        print(f"{dataset}: {state}, {present.get(dataset, 'no contract')}{_caution(policy, dataset) if dataset in present else ''}")
+        console().print(
+            f"{dataset}: {state}, {present.get(dataset, 'no contract')}{_caution(policy, dataset) if dataset in present else ''}",
+            soft_wrap=True,
+        )
 
 
 @app.command(epilog=SERVE_EXAMPLES)
