@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -20,8 +19,7 @@ class _Deadline(NamedTuple):
 _deadline: ContextVar[_Deadline | None] = ContextVar("deadline", default=None)
 
 
-@contextmanager
-def deadline(seconds: float | None, clock: Callable[[], float] = time.monotonic) -> Generator[None]:
+class deadline:
     """Let `check_deadline` raise from so many seconds on, in this thread, while the context is open.
 
     Parameters
@@ -31,11 +29,15 @@ def deadline(seconds: float | None, clock: Callable[[], float] = time.monotonic)
     clock
         Seconds since any moment.
     """
-    token = _deadline.set(None if seconds is None else _Deadline(seconds, clock() + seconds, clock))
-    try:
-        yield
-    finally:
-        _deadline.reset(token)
+
+    def __init__(self, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._found = None if seconds is None else _Deadline(seconds, clock() + seconds, clock)
+
+    def __enter__(self) -> None:
+        self._token = _deadline.set(self._found)
+
+    def __exit__(self, *_: object) -> None:
+        _deadline.reset(self._token)
 
 
 def seconds_left() -> float | None:

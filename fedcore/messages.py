@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.alike import together
 from fedcore.rows import Scalar
 
 Columns = slice | NDArray[np.intp]
@@ -131,6 +132,13 @@ def stacked(messages: Sequence[M]) -> M:
     return _joined(messages)
 
 
+def alike(messages: Sequence[M]) -> Sequence[M]:
+    """The same messages, as a `Stacked` where all are of one form: it is looked through and added up at once."""
+    if isinstance(messages, Stacked) or len(messages) == 0 or (fields := together(messages)) is None:
+        return messages
+    return Stacked(cast("M", fields), len(messages))
+
+
 def take(messages: Sequence[M], positions: Sequence[int]) -> Sequence[M]:
     """The messages at these positions, in this order, held as they were held."""
     if hasattr(messages, "take"):
@@ -144,14 +152,21 @@ def columns(cohort: Sequence[int], K: int) -> Columns:
 
 
 def _mapped(function: Callable[[Any], Any], fields: M) -> M:
-    parts = (_mapped(function, cast("Any", field)) if isinstance(field, tuple) else function(field) for field in fields)
-    return _make(fields, parts)
+    return _make(fields, (_part(function, field) for field in fields))
+
+
+def _part(function: Callable[[Any], Any], field: Any) -> Any:
+    if field is None:
+        return None
+    return _mapped(function, cast("Any", field)) if isinstance(field, tuple) else function(field)
 
 
 def _split(fields: M, length: int) -> list[M]:
     if not fields:
         return [fields] * length
-    columns: list[Any] = [_split(cast("Any", field), length) if isinstance(field, tuple) else field for field in fields]
+    columns: list[Any] = [
+        [None] * length if field is None else _split(cast("Any", field), length) if isinstance(field, tuple) else field for field in fields
+    ]
     return [_make(fields, row) for row in zip(*columns, strict=True)]
 
 
@@ -161,4 +176,4 @@ def _joined(messages: Sequence[M]) -> M:
 
 
 def _make(like: M, fields: Iterable[Any]) -> M:
-    return cast("Any", type(like))(*fields)
+    return cast("Any", tuple(fields) if type(like) is tuple else type(like)(*fields))

@@ -41,7 +41,7 @@ class Memory(NamedTuple):
 
     def awaiting(self, pending: Any, round_num: int) -> Memory:
         """The memory after a round that led to `pending`, until a receipt comes."""
-        return self._replace(pending=None if pending is self.accepted else pending, pending_round=round_num)
+        return Memory(self.accepted, self.accepted_round, None if pending is self.accepted else pending, round_num)
 
 
 def settle(algorithm: AnyAlgorithm, memory: Memory, receipt: Receipt | None) -> Memory:

@@ -16,7 +16,7 @@ from numpy.random import Generator, SeedSequence, default_rng
 from numpy.typing import NDArray
 
 from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec, Outcome
-from fedcore.messages import Broadcast, DeviceInfo, Receipt, columns, nbytes, stacked, take
+from fedcore.messages import Broadcast, DeviceInfo, Receipt, alike, columns, nbytes, stacked, take
 from fedcore.options import number, whole
 from fedcore.quarantine import Faults, faults
 
@@ -112,9 +112,10 @@ class Call(NamedTuple):
     downs: Sequence[Any]
     state: RunState
 
-    def broadcast(self, i: int) -> Broadcast:
-        """All that the i-th device of the cohort is told."""
-        return Broadcast(self.round_num, len(self.cohort), self.state.receipt(self.cohort[i]), self.downs[i])
+    def broadcasts(self) -> list[Broadcast]:
+        """All that each device of the cohort is told."""
+        m, each = len(self.cohort), zip(self.cohort, self.downs, strict=True)
+        return [Broadcast(self.round_num, m, self.state.receipt(k), down) for k, down in each]
 
     @property
     def nbytes(self) -> int:
@@ -228,7 +229,8 @@ def rounds(algorithm: AnyAlgorithm, spec: FleetSpec, backend: Backend, schedule:
         round_num = state.round_num + 1
         cohort = draw_cohort(spec.device_ids, schedule, round_num)
         call = Call(round_num, cohort, algorithm.broadcasts(state.server, cohort), state)
-        told = backend.local_steps(call)
+        heard = backend.local_steps(call)
+        told = Answers(heard.answered, alike(heard.ups), alike(heard.infos))
         answers, quarantined = _sound(told, algorithm, spec, state, schedule, len(cohort))
         phase, loss, info, outcome = status.phase, np.nan, (), None
         if why := schedule.lost(len(answers.answered), len(cohort)):

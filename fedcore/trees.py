@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.alike import together
 from fedcore.errors import Misuse
 
 Arrays = dict[str, NDArray[Any]]
@@ -129,10 +130,12 @@ def dump_all(trees: Sequence[object]) -> bytes:
     """Several states as the bytes of one npz file, those of one form with one array a leaf; a single one as `dump` stores it."""
     if len(trees) == 1:
         return dump(trees[0])
+    if (whole := together(trees)) is not None:
+        return dump(Several((whole,), (np.arange(len(trees)),)))
     forms: dict[Any, list[int]] = {}
     for i, tree in enumerate(trees):
         forms.setdefault(_form(tree), []).append(i)
-    joined = tuple(_joined([trees[i] for i in places]) if len(places) > 1 else trees[places[0]] for places in forms.values())
+    joined = tuple(together([trees[i] for i in places]) if len(places) > 1 else trees[places[0]] for places in forms.values())
     return dump(Several(joined, tuple(np.array(places) for places in forms.values())))
 
 
@@ -163,15 +166,6 @@ def _form(tree: object) -> Any:
         array = cast("NDArray[Any]", tree)
         return (array.shape, array.dtype) if array.flags.c_contiguous else object()
     return getattr(tree, "dtype", type(tree))
-
-
-def _joined(trees: Sequence[Any]) -> Any:
-    first = trees[0]
-    if first is None:
-        return None
-    if not isinstance(first, tuple):
-        return np.array(trees)
-    return _like(first, [_joined(column) for column in zip(*trees, strict=True)])
 
 
 def _split(tree: Any, length: int) -> list[Any]:

@@ -14,8 +14,8 @@ from prefect.artifacts import create_progress_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectException
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from flows.asking import once
 from tasks.checkpoint import Record
 
 PAUSE = 20
@@ -37,6 +37,7 @@ class RunArtifacts:
         self._written = -1
         self._ids: tuple[UUID, UUID] | None = None
         self._next = 0.0
+        self._once = once()
         self._timed()
 
     def show(self, history: Sequence[Record]) -> None:
@@ -52,8 +53,8 @@ class RunArtifacts:
 
     def _timed(self) -> None:
         begun = time.perf_counter()
-        # A picture of the run, not the run: a server that is away is asked once, and not again and again for a minute.
-        with suppress(PrefectException, httpx.HTTPError), temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+        # A picture of the run, not the run: a server that is away is not waited for.
+        with suppress(PrefectException, httpx.HTTPError), self._once:
             self._write()
         ended = time.perf_counter()
         self._next = ended + PAUSE * (ended - begun)

@@ -14,8 +14,9 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelled
+
+from flows.asking import once
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,6 +34,7 @@ class Cancellation:
     def __init__(self) -> None:
         self._ids: list[str] = []
         self._next = 0.0
+        self._once = once()
 
     def check(self) -> None:
         """Ask, where the last question is long enough ago.
@@ -46,7 +48,7 @@ class Cancellation:
         if begun < self._next:
             return
         found: list[Any] = []
-        with suppress(PrefectException, httpx.HTTPError), temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+        with suppress(PrefectException, httpx.HTTPError), self._once:
             found = self._cancelled()
         ended = time.perf_counter()
         self._next = ended + PAUSE * (ended - begun)

@@ -90,7 +90,7 @@ class RunConfig(DataConfig):
     runner, dask_address, ray_address
         What device tasks run on, and where that is; see `flows.runners`.
     devices_per_task
-        How many devices share a Prefect task; by default each has its own in fleets of up to 1,000, and larger ones go into 100 cohorts.
+        How many devices share a Prefect task; by default each has its own in fleets of up to 1,000, and larger ones go into 40 cohorts.
     """
 
     # `Schedule` holds the bounds; in the schema they are for a server, which refuses parameters before a run is made of them.

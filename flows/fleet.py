@@ -33,7 +33,7 @@ LOST = 2
 REMEDY = "mend such a device, or take it out with fedlin data remove"
 """For whoever owns the data: no run leaves a device out by itself."""
 
-COHORTS = 100
+COHORTS = 40
 """Into how many cohorts larger fleets go."""
 
 
@@ -180,7 +180,7 @@ class Fleet:
     def local_steps(self, call: Call) -> Answers:
         """The cohort's local steps; devices that fail after their task's retries are silent."""
         ids = [self.device_ids[k] for k in call.cohort]
-        replies = self._gather(device_update, self.station, ids, [call.broadcast(i) for i in range(len(ids))])
+        replies = self._gather(device_update, self.station, ids, call.broadcasts())
         answered = [(k, replies[device_id]) for k, device_id in zip(call.cohort, ids, strict=True) if device_id in replies]
         return Answers([k for k, _ in answered], [reply.up for _, reply in answered], [reply.info for _, reply in answered])
 
@@ -212,7 +212,7 @@ class Fleet:
         """
         everyone = range(len(self.device_ids))
         call = Call(state.round_num, everyone, self.algorithm.broadcasts(state.server, everyone), state)
-        return self.ask(task, self.device_ids, [call.broadcast(k) for k in everyone], *told)
+        return self.ask(task, self.device_ids, call.broadcasts(), *told)
 
     def ask(self, task: DeviceTask, ids: Sequence[str], *told: Sequence[Any]) -> dict[str, Any]:
         """What some devices answer to a task outside of rounds, by id in this order; those that fail are left out, and `silent` says why.

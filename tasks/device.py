@@ -7,11 +7,12 @@ failures that quote nothing (see `tasks.cohort`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, overload
 
 from fedcore.algorithm import DeviceResult, FleetSpec, Outcome
 from fedcore.comparison import HURT
-from fedcore.data import DeviceCard, DeviceSummary
+from fedcore.data import DeviceCard, DeviceSummary, Stamp
 from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, scored_rows
 from fedcore.data.trajectory import Trajectory
 from fedcore.deadline import check_deadline, deadline, seconds_left
@@ -20,7 +21,7 @@ from fedcore.messages import Broadcast, DeviceInfo, Reply
 from fedcore.metrics import Score, covered, score, squared_errors
 from fedcore.posterior import AnyPosterior
 from fedcore.receipts import Memory, settle
-from fedcore.rounds import DeviceRngs, device_rng
+from fedcore.rounds import DeviceRngs
 from fedcore.rows import DeviceData, Floats
 from fedcore.selection import Paired, paired
 from fedcore.separate import separate_rival
@@ -71,31 +72,55 @@ class DeviceReport(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A device's rows, which stay there, as they were read, and what may be told of them."""
+    """A device's rows, which stay there, as they were read, the files' stamp, and what may be told of them."""
 
-    held: Held
+    data: DeviceData
+    stamp: Stamp | None
     card: DeviceCard
 
-    @property
-    def data(self) -> DeviceData:
-        """The rows."""
-        return self.held.data
 
+@dataclass(slots=True)
+class Settled:
+    """A device before its step: what it keeps of the run, its memory after the receipt, what it is told, how many seconds are left to it,
+    and the way to its rows."""
 
-class Settled(NamedTuple):
-    """A device before its step: its rows, what it keeps of the run, its memory after the receipt, what it is told, and how many seconds are
-    left to it."""
-
-    held: Held
     kept: Kept
     memory: Memory
     broadcast: Broadcast
     left: float | None
+    attempt: Attempt[Station]
+    _data: DeviceData | None = None
 
     @property
     def data(self) -> DeviceData:
-        """The rows."""
-        return self.held.data
+        """The rows, opened when they are first asked for: as the device has kept them, where these are of the files that it has now; else
+        they are read again."""
+        if self._data is None:
+            held = self.attempt.files.held(self.kept.device)
+            same = held and self.kept.stamp and held.files == self.kept.stamp.files
+            self._data = held.data if held and same else _read(self.attempt, self.kept)
+        return self._data
+
+    def keeping(self, memory: Memory) -> Kept:
+        """What the device keeps after its step."""
+        return Kept(self.kept.device, self.kept.fingerprint, self.kept.stamp, memory)
+
+
+class WhereAsked(Sequence[DeviceData]):
+    """Devices' rows, opened where a step looks at them: most steps need only what was made of them when the run began."""
+
+    def __init__(self, devices: Sequence[Settled]) -> None:
+        self._devices = devices
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    @overload
+    def __getitem__(self, index: int) -> DeviceData: ...
+    @overload
+    def __getitem__(self, index: slice) -> WhereAsked: ...
+    def __getitem__(self, index: int | slice) -> DeviceData | WhereAsked:
+        return WhereAsked(self._devices[index]) if isinstance(index, slice) else self._devices[index].data
 
 
 def device_check(station: Station, device_id: str) -> DeviceCard:
@@ -135,11 +160,11 @@ def examined(attempt: Attempt[Station], device_id: str) -> Opened:
     data, card = station.dataset.loaded(device_id)
     check_rows(data.train.n, contract, where)
     check_parameters(data.train.d, data.train.n, contract, where)
-    return Opened(Held(device_id, stamp, card.sha256, data), card)
+    return Opened(data, stamp, card)
 
 
 def settled(attempt: Attempt[Station], device_id: str, broadcast: Broadcast) -> Settled:
-    """A device's rows, what it keeps of this run, and its memory after the broadcast's receipt.
+    """A device's memory of this run after the broadcast's receipt, and the way to its rows.
 
     Raises
     ------
@@ -150,21 +175,20 @@ def settled(attempt: Attempt[Station], device_id: str, broadcast: Broadcast) -> 
     """
     station = attempt.ground
     check_cohort(broadcast.devices, station.dataset.contract, f"device={device_id}")
-    held = _held(attempt, device_id)
-    kept = attempt.files.recall(device_id)
-    if kept.fingerprint != held.fingerprint:
+    kept, data = attempt.files.recall(device_id), None
+    stamp = station.dataset.stamp(device_id, kept.stamp)
+    if stamp is not kept.stamp:
+        if not stamp or not kept.stamp or stamp.files != kept.stamp.files:
+            data = _read(attempt, kept)
+        kept = kept._replace(stamp=stamp)
+    return Settled(kept, settle(station.algorithm, kept.memory, broadcast.receipt), broadcast, seconds_left(), attempt, data)
+
+
+def _read(attempt: Attempt[Station], kept: Kept) -> DeviceData:
+    data, card = attempt.ground.dataset.loaded(kept.device)
+    if card.sha256 != kept.fingerprint:
         raise DeviceRefusal("its partition has changed since the run began: start a new run")
-    return Settled(held, kept, settle(station.algorithm, kept.memory, broadcast.receipt), broadcast, seconds_left())
-
-
-def _held(attempt: Attempt[Station], device_id: str) -> Held:
-    """A device's rows as it has kept them, where its files look as they did then; else they are read again."""
-    dataset = attempt.ground.dataset
-    stamp, held = dataset.stamp(device_id), attempt.files.held(device_id)
-    if held and stamp and held.stamp == stamp:
-        return held
-    data, card = dataset.loaded(device_id)
-    return Held(device_id, stamp, card.sha256, data)
+    return data
 
 
 @device_task("device-summarise", "summarise {errand.name}", "summary")
@@ -192,11 +216,13 @@ def device_enrol(attempt: Attempt[Station]) -> Mapping[str, DeviceCard]:
             algorithm = attempt.ground.algorithm
             before = settle(algorithm, attempt.files.recall(device_id, earlier.run_id, earlier.owner).memory, earlier.receipt)
             device = algorithm.continued_device(before.accepted, device)
-        return Kept(device_id, opened[device_id].card.sha256, Memory.initial(device))
+        return Kept(device_id, opened[device_id].card.sha256, opened[device_id].stamp, Memory.initial(device))
 
     kept = attempt.each(first, devices)
     kept = attempt.whole(lambda: attempt.files.keep(kept.values()), kept)
-    attempt.files.hold([opened[device_id].held for device_id in kept])
+    attempt.files.hold(
+        [Held(device_id, stamp.files, data) for device_id, (data, stamp, _) in opened.items() if stamp and device_id in kept]
+    )
     return {device_id: opened[device_id].card for device_id in kept}
 
 
@@ -226,21 +252,15 @@ def device_update(attempt: Attempt[Station]) -> Mapping[str, Reply]:
 
     ready = attempt.each(in_time, attempt.told)
     stepped = attempt.together(
-        lambda ids, devices: _steps(station, ids, devices), lambda device_id, device: _step(station, device_id, device), ready
+        lambda ids, devices: _steps(station, ids, devices), lambda device_id, device: _steps(station, [device_id], [device])[0], ready
     )
 
     def pending(device_id: str) -> Kept:
         device = ready[device_id]
-        return device.kept._replace(memory=device.memory.awaiting(stepped[device_id][0], device.broadcast.round_num))
+        return device.keeping(device.memory.awaiting(stepped[device_id][0], device.broadcast.round_num))
 
     stepped = attempt.whole(lambda: attempt.files.keep([pending(device_id) for device_id in stepped]), stepped)
     return {device_id: Reply(up, info) for device_id, (_, up, info) in stepped.items()}
-
-
-def _step(station: Station, device_id: str, device: Settled) -> tuple[Any, Any, DeviceInfo]:
-    rng = device_rng(station.seed, device.broadcast.round_num, device_id)
-    with deadline(device.left):
-        return station.algorithm.local_step(device.broadcast.down, device.memory.accepted, device.data, rng)
 
 
 def _steps(station: Station, ids: Sequence[str], devices: Sequence[Settled]) -> list[tuple[Any, Any, DeviceInfo]]:
@@ -249,7 +269,7 @@ def _steps(station: Station, ids: Sequence[str], devices: Sequence[Settled]) -> 
         states, ups, infos = station.algorithm.local_steps(
             [device.broadcast.down for device in devices],
             [device.memory.accepted for device in devices],
-            [device.data for device in devices],
+            WhereAsked(devices),
             DeviceRngs(station.seed, devices[0].broadcast.round_num, ids),
         )
     return list(zip(states, ups, infos, strict=True))
@@ -261,7 +281,7 @@ def device_finalize(attempt: Attempt[Station]) -> Mapping[str, DeviceReport]:
     station = attempt.ground
     algorithm = station.algorithm
     ready = attempt.each(lambda device_id, told: settled(attempt, device_id, told[0]), attempt.told)
-    kept = [device.kept._replace(memory=device.memory) for device in ready.values()]
+    kept = [device.keeping(device.memory) for device in ready.values()]
     ready = attempt.whole(lambda: attempt.files.keep(kept), ready)
     results = attempt.together(
         lambda _, devices: algorithm.finalize_devices(*zip(*map(_last, devices), strict=True)),

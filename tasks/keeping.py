@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from fedcore.data import Stamp
 from fedcore.data.places import Place, discard, entries, is_folder, make_folder, read_file, stored, write_durably
 from fedcore.data.store import open_for_change
 from fedcore.errors import DeviceRefusal, Misuse, PlaceAway
@@ -27,19 +28,20 @@ OF_RUNS, COHORT = ".fedlin", "cohort-"
 
 
 class Kept(NamedTuple):
-    """A device's state: whose it is, the fingerprint of the rows that it was made from, and its memory."""
+    """A device's state: whose it is, the fingerprint of the rows that it was made from, their files' stamp when they last had that
+    (`Dataset.stamp`), and its memory."""
 
     device: str
     fingerprint: str
+    stamp: Stamp | None
     memory: Memory
 
 
 class Held(NamedTuple):
-    """A device's partition as it was read: whose it is, the files' stamp then (`Dataset.stamp`), their fingerprint, and the rows."""
+    """A device's partition as it was read: whose it is, `Stamp.files` of then, and the rows."""
 
     device: str
-    stamp: str
-    fingerprint: str
+    files: str
     data: DeviceData
 
 

@@ -25,7 +25,7 @@ from fedcore.data.inference import infer_contract
 from fedcore.data.partitions import Added, add_partition, remove_device
 from fedcore.data.preprocess import DeviceSummary, fit_preprocessing, summarise
 from fedcore.data.simulated import create_simulated
-from fedcore.data.store import Dataset, DeviceCard, list_datasets, open_contract, open_dataset
+from fedcore.data.store import Dataset, DeviceCard, Stamp, list_datasets, open_contract, open_dataset
 from fedcore.data.summary import ColumnSummary, Summary, describe_dataset
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "RandomSplit",
     "Scaling",
     "SourceFile",
+    "Stamp",
     "Summary",
     "TimeSplit",
     "add_partition",

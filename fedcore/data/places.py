@@ -196,9 +196,9 @@ def _next(stream: BinaryIO) -> bytes:
     raise failure
 
 
-def stamps(folder: Place) -> dict[str, str]:
-    """What changes of each thing in a folder when it is written anew, by name, without reading it: size, times and number of a file of this
-    machine; all that an object store says of one.
+def stamps(folder: Place, wanted: Callable[[str], bool]) -> list[tuple[str, str]]:
+    """What changes of each thing of a wanted name in a folder when it is written anew, beside its name, sorted, without reading it: size,
+    times and number of a file of this machine; all that an object store says of one.
 
     Raises
     ------
@@ -207,10 +207,22 @@ def stamps(folder: Place) -> dict[str, str]:
     """
     if isinstance(folder, Path):
         with os.scandir(folder) as found:
-            return {each.name: _stamp(each.stat()) for each in found}
+            return sorted((each.name, _stamp(each.stat())) for each in found if wanted(each.name))
     with _reached():
         listed = cast("list[dict[str, Any]]", _fs(folder).ls(folder.path, detail=True))
-    return {each["name"].rstrip("/").rpartition("/")[2]: repr(sorted((name, str(told)) for name, told in each.items())) for each in listed}
+    named = ((each["name"].rstrip("/").rpartition("/")[2], each) for each in listed)
+    return sorted((name, repr(sorted((key, str(told)) for key, told in each.items()))) for name, each in named if wanted(name))
+
+
+def stamp_of(path: str) -> str:
+    """The same of one thing of this machine.
+
+    Raises
+    ------
+    OSError
+        As the operating system says.
+    """
+    return _stamp(os.stat(path))
 
 
 def _stamp(file: os.stat_result) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
@@ -26,7 +26,7 @@ from fedcore.data.evolution import present_rows, version_of
 from fedcore.data.fitted import Fitted
 from fedcore.data.names import checked_dataset_name, checked_device_id, checked_distinct
 from fedcore.data.parquet import decode, from_table, mark_in
-from fedcore.data.places import Entry, Place, entries, is_file, is_folder, read_file, stamps
+from fedcore.data.places import Entry, Place, entries, is_file, is_folder, read_file, stamp_of, stamps
 from fedcore.data.preprocess import DeviceSummary, summarise
 from fedcore.data.trajectory import Trajectory, trajectory
 from fedcore.errors import DataError, Misuse, PlaceAway
@@ -63,6 +63,24 @@ class DeviceCard(NamedTuple):
     n_test: int
     sha256: str
     gaps: Mapping[str, int | None] = MappingProxyType({})
+
+
+class Stamp(NamedTuple):
+    """What tells that a device's files are as they were.
+
+    Attributes
+    ----------
+    files
+        Hex digest of what the file system says of each part, which changes with any of them.
+    names
+        The parts' names, sorted, with a slash between them.
+    folder
+        What the file system of this machine says of the folder, which changes when a part comes or goes; empty elsewhere.
+    """
+
+    files: str
+    names: str
+    folder: str
 
 
 @dataclass(frozen=True)
@@ -138,8 +156,15 @@ class Dataset:
         data = prepare(frame, self.contract, f"{PREFIX}{device_id}", self.fitted)
         return data, DeviceCard(device_id, data.train.n, data.validation.n, data.test.n, sha256, told_gaps(frame, self.contract))
 
-    def stamp(self, device_id: str) -> str:
-        """What changes whenever one device's files do, without reading them; empty where they cannot be looked at, which `loaded` says why.
+    def stamp(self, device_id: str, before: Stamp | None = None) -> Stamp | None:
+        """What changes whenever one device's files do, without reading them; None where they cannot be looked at, which `loaded` says why.
+
+        Parameters
+        ----------
+        device_id
+            The device.
+        before
+            Its stamp some time ago: where that still holds, finding it out takes half as long.
 
         Raises
         ------
@@ -148,13 +173,18 @@ class Dataset:
         PlaceAway
             Where an object store does not answer.
         """
+        folder = self.path / f"{PREFIX}{checked_device_id(device_id)}"
         try:
-            found = stamps(self.path / f"{PREFIX}{checked_device_id(device_id)}")
+            if not isinstance(folder, Path):
+                return _stamp("", stamps(folder, _is_part))
+            local = str(folder)
+            if before and before == _stamp(stamp_of(local), [(name, stamp_of(f"{local}/{name}")) for name in before.names.split("/")]):
+                return before
+            return _stamp(stamp_of(local), stamps(folder, _is_part))
         except PlaceAway:
             raise
         except OSError:
-            return ""
-        return hashlib.sha256(repr(sorted((name, told) for name, told in found.items() if _is_part(name))).encode()).hexdigest()
+            return None
 
     def summary(self, device_id: str, *, gated: bool = True) -> DeviceSummary:
         """What one device tells for the fleet's preprocessing, from its own folder alone; see `summarise`. It raises what `loaded` does."""
@@ -333,6 +363,10 @@ def _partition_files(folder: Place, device_id: str) -> list[str]:
     if not parts:
         raise DataError(f"{partition}: no part-*.parquet: import the device again, or remove its folder")
     return [f"{partition}/{name}" for name in parts]
+
+
+def _stamp(folder: str, parts: Sequence[tuple[str, str]]) -> Stamp:
+    return Stamp(hashlib.sha256(repr(parts).encode()).hexdigest(), "/".join(name for name, _ in parts), folder)
 
 
 def _is_part(name: str) -> bool:

@@ -111,7 +111,7 @@ def test_a_round_with_fewer_answers_than_allowed_does_not_count() -> None:
 def test_the_bytes_of_a_round_are_those_of_its_broadcasts() -> None:
     told, calls = reports((2, 3, 3))
     for report, call in zip(told, calls, strict=True):
-        broadcasts = [call.broadcast(i) for i in range(len(call.cohort))]
+        broadcasts = call.broadcasts()
         assert report.downlink_bytes == nbytes(broadcasts)
         assert {each.devices for each in broadcasts} == {3}
     receipts = [report.downlink_bytes - told[0].downlink_bytes for report in told]

@@ -29,16 +29,16 @@ SETTINGS: dict[str, Any] = {"dataset": "small", "algorithm": "hm1", "rounds": RO
 @pytest.fixture
 def run_id(monkeypatch: pytest.MonkeyPatch) -> str:
     """Somebody cancels the run of this name while the first device of a round works; the run asks after each round."""
-    steps, local_step, name = count(1), Hm1.local_step, f"cancelled-{uuid4()}"
+    steps, local_steps, name = count(1), Hm1.local_steps, f"cancelled-{uuid4()}"
 
     def cancelling(algorithm: Hm1, *args: Any) -> Any:
         if next(steps) == 5 * AFTER + 1:
             with get_client(sync_client=True) as client:
                 (run,) = client.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[name])))
                 client.set_flow_run_state(run.id, Cancelling())
-        return local_step(algorithm, *args)
+        return local_steps(algorithm, *args)
 
-    monkeypatch.setattr(Hm1, "local_step", cancelling)
+    monkeypatch.setattr(Hm1, "local_steps", cancelling)
     monkeypatch.setattr("flows.cancelling.PAUSE", 0)
     return name
 

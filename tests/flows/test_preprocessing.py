@@ -107,11 +107,11 @@ def test_a_run_that_goes_on_keeps_its_preprocessing(
     expected = fit_fleet(dataset)
     original, reads = Dataset.stamp, {"all": 0}
 
-    def stamp(dataset: Dataset, device_id: str) -> Any:
+    def stamp(dataset: Dataset, device_id: str, *before: Any) -> Any:
         reads["all"] += 1
         if reads["all"] > 10:
             raise RuntimeError
-        return original(dataset, device_id)
+        return original(dataset, device_id, *before)
 
     monkeypatch.setattr(Dataset, "stamp", stamp)
     assert run(home, read_config({"dataset": "clinics", "rounds": 3}))["outcome"] == "quorum_lost"
@@ -217,15 +217,15 @@ def test_a_round_of_too_few_answers_does_not_count(
 ) -> None:
     """Though the quorum is met; afterwards the run goes on."""
     clinics(disclosure=OPEN | {"devices": 3})
-    original, steps = Hm1.local_step, {"all": 0}
+    original, steps = Hm1.local_steps, {"all": 0}
 
-    def local_step(*args: Any) -> Any:
+    def local_steps(*args: Any) -> Any:
         steps["all"] += 1
         if 5 < steps["all"] <= 5 + 3:
             raise Misuse("will not")
         return original(*args)
 
-    monkeypatch.setattr(Hm1, "local_step", local_step)
+    monkeypatch.setattr(Hm1, "local_steps", local_steps)
     lost = run(home, read_config({"dataset": "clinics", "rounds": 3, "quorum": 0.2}))
     assert (lost["outcome"], lost["rounds"]) == ("quorum_lost", 1)
     words = "round 2 got 2 answers of 5 devices, fewer than [disclosure] devices = 3"

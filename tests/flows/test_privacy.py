@@ -28,15 +28,16 @@ import fedcore.linear
 from fedcore import Hm1
 
 # The device's own code fails and quotes its rows, as a solver or a parser would: on one device always, on another once.
-original, calls = Hm1.local_step, {{"c": 0}}
-def local_step(self, down, device, data, rng):
+original, calls = Hm1.local_steps, {{"c": 0}}
+def local_steps(self, downs, devices, datas, rngs):
+    (data,) = datas
     if (data.train.X == {number!r}).any():
         raise ValueError(f"cannot solve for row {{data.train.X.tolist()}} of {word}")
     if data.train.n == 9 and not calls["c"]:
         calls["c"] = 1
         raise RuntimeError({word!r} + " {number!r}")
-    return original(self, down, device, data, rng)
-Hm1.local_step = local_step
+    return original(self, downs, devices, datas, rngs)
+Hm1.local_steps = local_steps
 
 sys.argv = ["fedlin", "train", "small", "--rounds", "3", "--json"]
 from flows.cli.app import main
@@ -170,17 +171,18 @@ from fedcore import Hm1
 from fedcore.data import Dataset
 
 # The device's own code fails where the fleet's columns are summarised, and in its steps; each time it quotes its rows.
-summary, step, calls = Dataset.summary, Hm1.local_step, {{"b": 0}}
+summary, steps, calls = Dataset.summary, Hm1.local_steps, {{"b": 0}}
 def failing_summary(self, device_id, **options):
     calls["b"] += device_id == "b"
     if device_id == "b" and calls["b"] == 2:  # the first is the command's own check
         raise ValueError(repr([frame.to_dicts() for frame in self.parts(device_id).values()]))
     return summary(self, device_id, **options)
-def failing_step(self, down, device, data, rng):
+def failing_steps(self, downs, devices, datas, rngs):
+    (data,) = datas
     if data.train.n == {n}:
         raise RuntimeError({word!r} + " {number!r}" + repr(data.train.X.tolist()))
-    return step(self, down, device, data, rng)
-Dataset.summary, Hm1.local_step = failing_summary, failing_step
+    return steps(self, downs, devices, datas, rngs)
+Dataset.summary, Hm1.local_steps = failing_summary, failing_steps
 
 sys.argv = ["fedlin", "train", "wards", "--rounds", "3", "--json"]
 from flows.cli.app import main

@@ -152,10 +152,10 @@ def test_a_device_that_fails_at_a_site_fails_alone(
 ) -> None:
     sites, original = near(), Dataset.stamp
 
-    def stamp(dataset: Dataset, device_id: str) -> str:
+    def stamp(dataset: Dataset, device_id: str, *before: Any) -> Any:
         if device_id == "d" and (dataset.path / "device=d/.fedlin/run.npz").exists():
             raise RuntimeError(ROWS)
-        return original(dataset, device_id)
+        return original(dataset, device_id, *before)
 
     monkeypatch.setattr(Dataset, "stamp", stamp)
     result = run(sites, home, rounds=1, algorithm="eb")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -178,11 +178,11 @@ class Faults:
         self.reads: dict[str, int] = {}
         original = Dataset.stamp
 
-        def stamp(dataset: Dataset, device_id: str) -> str:
+        def stamp(dataset: Dataset, device_id: str, *before: Any) -> Any:
             self.reads[device_id] = self.reads.get(device_id, 0) + 1
             if self.reads[device_id] in self.failing.get(device_id, ()):
                 raise RuntimeError("bad row 987654.321")
-            return original(dataset, device_id)
+            return original(dataset, device_id, *before)
 
         monkeypatch.setattr(Dataset, "stamp", stamp)
 
@@ -358,16 +358,17 @@ def test_an_answer_that_cannot_be_taken_is_left_out_with_a_reason(
     """One device's answer in the second of three rounds."""
     dataset = fleet()
     config = read_config({"dataset": "small", "rounds": 3, "algorithm": "ditto"})
-    local_step, b, steps = Ditto.local_step, dataset.load("b").train.n, count(1)
+    local_steps, b, steps = Ditto.local_steps, dataset.load("b").train.n, count(1)
 
-    def broken(self: Ditto, down: Any, device: Any, data: DeviceData, rng: Any) -> Any:
-        state, up, info = local_step(self, down, device, data, rng)
+    def broken(self: Ditto, downs: Any, devices: Any, datas: Sequence[DeviceData], rngs: Any) -> Any:
+        (state,), (up,), (info,) = local_steps(self, downs, devices, datas, rngs)
+        (data,) = datas
         if data.train.n == b and next(steps) == 2:
             theta = up.shared.theta
             up = up._replace(shared=up.shared._replace(theta=theta * np.nan if "finite" in spoiled else np.append(theta, 987654.321)))
-        return state, up, info
+        return [state], [up], [info]
 
-    monkeypatch.setattr(Ditto, "local_step", broken)
+    monkeypatch.setattr(Ditto, "local_steps", broken)
     result = run(home, config)
     assert result["outcome"] == "completed"
     ledger = json.loads(str(np.load(home / "runs/run/checkpoint.npz")["ledger"]))["history"]

@@ -292,7 +292,7 @@ class Silent(InProcess):
 
     def local_steps(self, call: Call) -> Answers:
         found = super().local_steps(call)
-        if isinstance(call.broadcast(0).down, Check):
+        if isinstance(call.downs[0], Check):
             return Answers(found.answered[1:], take(found.ups, range(1, len(found.answered))), found.infos[1:])
         return found
 
