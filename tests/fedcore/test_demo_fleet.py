@@ -1,4 +1,4 @@
-"""The demo's fleet, in which sharing pays: what each method reaches on ten of them, with settings chosen on validation rows.
+"""The demo's fleet, in which sharing pays: what each method reaches on five of them, with settings chosen on validation rows.
 
 The bounds are those of an independent implementation on other draws: least squares .735, the full empirical Bayes .386, oracle .307.
 """
@@ -45,7 +45,7 @@ def test_what_methods_reach_where_sharing_pays() -> None:
         "separate": [Separate(eta=eta, batch=batch) for eta, batch in product(RATES, BATCHES)],
     }
     reached: dict[str, list[float]] = {name: [] for name in (*grids, "ols")}
-    for seed in range(10):
+    for seed in range(5):
         fleet = simulate("demo", seed)
         for name, grid in grids.items():
             reached[name].append(tuned(grid, fleet, seed))
