@@ -24,6 +24,7 @@ Arrays = dict[str, NDArray[Any]]
 
 STRUCTURE = "structure"
 LAYOUT = "layout"
+TEXT = "text"
 FOREIGN = "the file does not hold a state of this version of fedlin: restore it, or start a new run"
 SCALARS = {"float": float, "int": int, "bool": bool, "str": str}
 
@@ -87,21 +88,24 @@ def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
 
 
 def dump(tree: object) -> bytes:
-    """A state as the bytes of an npz file that holds one array for each type of number.
+    """A state as the bytes of an npz file that holds one array for each type of number, and a text with all else.
 
     An entry for each leaf, as in `npz(pack(tree))`, can be looked at by name but takes 0.1 ms, and a device that takes part in many trials
     has hundreds of leaves.
     """
-    leaves = pack(tree)
+    leaves: Arrays = {}
+    structure = _describe(tree, "", leaves)
     joined: dict[str, list[NDArray[Any]]] = {}
-    layout: list[tuple[str, str, tuple[int, ...], str]] = []
-    structure = leaves.pop(STRUCTURE)
+    layout: list[tuple[str, str, tuple[int, ...], Any]] = []
     for name, leaf in leaves.items():
+        if leaf.dtype.kind == "U":
+            layout.append((name, TEXT, leaf.shape, leaf.ravel().tolist()))
+            continue
         order = "F" if leaf.flags.f_contiguous and not leaf.flags.c_contiguous else "C"
         joined.setdefault(leaf.dtype.name, []).append(leaf.ravel(order))
         layout.append((name, leaf.dtype.name, leaf.shape, order))
     arrays = {kind: np.concatenate(parts) for kind, parts in joined.items()}
-    return npz({STRUCTURE: structure, LAYOUT: np.array(json.dumps(layout)), **arrays})
+    return npz({LAYOUT: np.frombuffer(json.dumps([structure, layout]).encode(), np.uint8), **arrays})
 
 
 def load(raw: bytes) -> Any:
@@ -116,14 +120,17 @@ def load(raw: bytes) -> Any:
     read = dict.fromkeys(joined, 0)
     leaves: Arrays = {}
     try:
-        leaves[STRUCTURE] = joined[STRUCTURE]
-        for name, kind, shape, order in json.loads(str(joined[LAYOUT])):
+        structure, layout = json.loads(joined[LAYOUT].tobytes())
+        for name, kind, shape, more in layout:
+            if kind == TEXT:
+                leaves[name] = np.array(more, dtype=np.str_).reshape(shape)
+                continue
             begin = read[kind]
             read[kind] += math.prod(shape)
-            leaves[name] = joined[kind][begin : read[kind]].reshape(shape, order=order).copy("K")
-    except (KeyError, ValueError, TypeError):
+            leaves[name] = joined[kind][begin : read[kind]].reshape(shape, order=more).copy("K")
+        return _rebuild(structure, "", leaves)
+    except (KeyError, ValueError, TypeError, AttributeError):
         raise Misuse(FOREIGN) from None
-    return unpack(leaves)
 
 
 def dump_all(trees: Sequence[object]) -> bytes:

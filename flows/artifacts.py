@@ -13,9 +13,9 @@ import httpx
 from prefect.artifacts import create_progress_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.context import SettingsContext
 from prefect.exceptions import PrefectException
 
-from flows.asking import once
 from tasks.checkpoint import Record
 
 PAUSE = 20
@@ -30,14 +30,14 @@ SHOWN = ("phase", "cohort", "answered", "loss", "uplink_bytes", "downlink_bytes"
 class RunArtifacts:
     """The two artifacts of the flow run that this is made in. Where the server does not take one, the run goes on without."""
 
-    def __init__(self, total: int, history: Sequence[Record]) -> None:
-        """`total` is how many rounds the main phase has at most, `history` those that are behind us."""
+    def __init__(self, total: int, history: Sequence[Record], asking: SettingsContext) -> None:
+        """`total` is how many rounds the main phase has at most, `history` those that are behind us, `asking` of `flows.asking.once`."""
         self._total = total
         self._history = history
         self._written = -1
         self._ids: tuple[UUID, UUID] | None = None
         self._next = 0.0
-        self._once = once()
+        self._once = asking
         self._timed()
 
     def show(self, history: Sequence[Record]) -> None:
@@ -89,14 +89,14 @@ def table(history: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def run_artifacts(total: int, history: Sequence[Record]) -> Iterator[RunArtifacts]:
+def run_artifacts(total: int, history: Sequence[Record], asking: SettingsContext) -> Iterator[RunArtifacts]:
     """Artifacts that are up to date when the context ends well.
 
     Parameters
     ----------
-    total, history
+    total, history, asking
         See `RunArtifacts`.
     """
-    artifacts = RunArtifacts(total, history)
+    artifacts = RunArtifacts(total, history, asking)
     yield artifacts
     artifacts.close()

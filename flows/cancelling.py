@@ -12,11 +12,10 @@ from typing import Any, TypeVar, cast
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
+from prefect.context import SettingsContext
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
-
-from flows.asking import once
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,10 +30,11 @@ class RunCancelled(Exception):
 class Cancellation:
     """Whether the flow run that this is made in, or the one around it, has been cancelled. A server that is away has cancelled nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, asking: SettingsContext) -> None:
+        """`asking` is of `flows.asking.once`."""
         self._ids: list[str] = []
         self._next = 0.0
-        self._once = once()
+        self._once = asking
 
     def check(self) -> None:
         """Ask, where the last question is long enough ago.

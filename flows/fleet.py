@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from prefect import Task, unmapped
 from prefect.futures import PrefectFuture
+from prefect.results import ResultRecord  # pyright: ignore[reportPrivateImportUsage]
 from prefect.utilities.annotations import opaque
 
 from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec
@@ -273,7 +274,9 @@ def ended(future: PrefectFuture[Any]) -> object:
     """What a task has returned or failed with; where its worker is lost, that error."""
     try:
         future.wait()
-        return future.state.result(raise_on_failure=False)
+        state = future.state
+        # What Prefect gives itself, but through its event loop, which takes as long as a device's step.
+        return state.data.result if isinstance(state.data, ResultRecord) else state.result(raise_on_failure=False)
     except Exception as lost:  # of the pool or the cluster, and not of a device, whose failures are in the state
         return lost
 

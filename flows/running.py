@@ -28,6 +28,7 @@ from fedcore.data.places import read_file, write_durably
 from fedcore.errors import Misuse
 from fedcore.rounds import RunState, rounds
 from flows.artifacts import run_artifacts
+from flows.asking import once
 from flows.cancelling import Cancellation
 from flows.config import DataConfig, RunConfig
 from flows.fleet import Fleet
@@ -240,10 +241,11 @@ def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[
     run.metrics.show([*before, *checkpoint.history])
     if checkpoint.outcome:
         return checkpoint
-    schedule, cancellation = fleet.schedule, Cancellation()
+    asking = once()
+    schedule, cancellation = fleet.schedule, Cancellation(asking)
     with (
         run_progress(schedule.rounds, checkpoint.state.main_rounds) as progress,
-        run_artifacts(schedule.rounds, checkpoint.history) as artifacts,
+        run_artifacts(schedule.rounds, checkpoint.history, asking) as artifacts,
     ):
         started = time.perf_counter()
         for report in rounds(fleet.algorithm, fleet.spec, fleet, schedule, checkpoint.state):

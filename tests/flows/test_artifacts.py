@@ -13,6 +13,7 @@ from prefect.client.orchestration import get_client
 
 import flows.artifacts
 from flows.artifacts import MOST, PAUSE, RunArtifacts, run_artifacts, table
+from flows.asking import once
 from flows.orchestrator import Orchestrator
 
 
@@ -65,7 +66,7 @@ def test_writing_takes_less_than_a_twentieth_of_the_time(cost: float, clock: Clo
         spent.append(cost)
 
     monkeypatch.setattr(RunArtifacts, "_write", write)
-    artifacts = RunArtifacts(10**6, [])
+    artifacts = RunArtifacts(10**6, [], once())
     spent.clear()  # the one before the first round
     begun = clock.now
     for i in range(2000):
@@ -84,11 +85,11 @@ def test_what_was_not_written_is_written_at_the_end(clock: Clock, monkeypatch: p
         artifacts._written = len(artifacts._history)
 
     monkeypatch.setattr(RunArtifacts, "_write", write)
-    with run_artifacts(3, []) as artifacts:
+    with run_artifacts(3, [], once()) as artifacts:
         for i in range(1, 4):
             artifacts.show(history(i))
     assert written == [0, 3]
-    with run_artifacts(3, history(3)):
+    with run_artifacts(3, history(3), once()):
         pass
     assert written == [0, 3, 3]
 
@@ -98,14 +99,14 @@ def test_a_server_that_takes_no_artifact_is_no_reason_to_stop(monkeypatch: pytes
         raise httpx.ConnectError("away")
 
     monkeypatch.setattr(flows.artifacts, "create_progress_artifact", away)
-    with run_artifacts(3, []) as artifacts:
+    with run_artifacts(3, [], once()) as artifacts:
         artifacts.show(history(1))
 
 
 def test_artifacts_in_prefect_are_brought_up_to_date(server: Orchestrator) -> None:
     @flow
     def rounds(before: Sequence[Any]) -> list[str]:
-        with run_artifacts(4, before) as artifacts:
+        with run_artifacts(4, before, once()) as artifacts:
             artifacts.show(history(2, warm_up=1))
         assert artifacts._ids
         return [str(each) for each in artifacts._ids]
