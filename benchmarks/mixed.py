@@ -63,8 +63,9 @@ def measure(quick: bool) -> Part:
         name="mixed",
         title="Empirical Bayes and mixed models",
         about=(
-            "A random intercept and slope for 18 subjects, 180 rows (`tests/reference/sleepstudy`), full covariance, by maximum likelihood, from "
-            f"rows in memory; each stops by its own default rule. Medians of {repeats} runs in turns of {fits} fits each, after one that warms up."
+            "A random intercept and slope for 18 subjects, 180 rows (`tests/reference/sleepstudy`), full covariance, by maximum "
+            f"likelihood, from rows in memory; each stops by its own default rule. Medians of {repeats} runs in turns of {fits} fits "
+            "each, after one that warms up."
         ),
         columns=("program", "ours / it", "ms a fit", "log likelihood"),
         rows=tuple(

@@ -5,6 +5,7 @@ Start-up and imports are not in the times that they tell.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -55,10 +56,8 @@ def peer_versions() -> dict[str, str]:
     """Of the peers that are there."""
     found: dict[str, str] = {}
     for interpreter, words in ((_python, ["-c", VERSIONS, *LIBRARIES]), (_rscript, ["-e", R_VERSIONS])):
-        try:
+        with contextlib.suppress(LeftOut):
             found |= _asked([*interpreter(), *words])
-        except LeftOut:
-            pass
     return found
 
 

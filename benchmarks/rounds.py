@@ -161,9 +161,10 @@ def measure(quick: bool) -> Part:
         name="rounds",
         title="A round through Prefect",
         about=(
-            f"FedAvg of linear regression, K = {K} devices of 30 rows, d = 8, T = {STEPS} full-batch steps of rate {ETA:g}, every device in every "
-            f"round. Ours is `train` with a task a device, its checkpoints, tracking and progress; the bare map is {K} tasks that do nothing, on "
-            f"the same runner under the same server. Medians of {repeats} runs in turns, each the median of {count} rounds after its first."
+            f"FedAvg of linear regression, K = {K} devices of 30 rows, d = 8, T = {STEPS} full-batch steps of rate {ETA:g}, every device "
+            f"in every round. Ours is `train` with a task a device, its checkpoints, tracking and progress; the bare map is {K} tasks "
+            f"that do nothing, on the same runner under the same server. Medians of {repeats} runs in turns, each the median of {count} "
+            "rounds after its first."
         ),
         columns=("program", "ours / it", "ms a round", "task runs recorded"),
         rows=tuple(

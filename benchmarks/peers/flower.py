@@ -1,7 +1,8 @@
 """FedAvg of linear regression in Flower's simulation: `flower.py FLEET.npz ROUNDS STEPS ETA`.
 
 FLEET.npz has X (K, n, d) and y (K, n). A round goes from its making of messages to that of the next one, so it has everything that Flower
-does in between; the last one ends with the strategy. As many clients work at a time as there are cores. Start-up ends where the first round begins.
+does in between; the last one ends with the strategy. As many clients work at a time as there are cores. Start-up ends where the first round
+begins, which still has to start the workers.
 """
 
 import json
