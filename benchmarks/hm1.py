@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.results import Bar, Part, alternate
+from benchmarks.results import Bar, Part, medians
 from benchmarks.timing import middle
 from fedcore import DeviceData, Hm1, Rows, fit
 from fedcore.algorithm import FleetSpec
@@ -96,7 +96,7 @@ def measure(quick: bool) -> Part:
     assert np.allclose(np.array(list(found.theta.values())).T, plain_loop(devices), rtol=1e-9), "the benchmark's two programs differ"
     runs = {"NumPy loop over devices and steps": partial(middle, partial(plain_loop, devices), 1)}
     runs |= {name: partial(middle, partial(fit, hm1, devices, rounds=ROUNDS), count) for name, hm1 in CONFIGURATIONS.items()}
-    seconds = {name: each.median for name, each in zip(runs, alternate(list(runs.values()), repeats), strict=True)}
+    seconds = medians(runs, repeats)
     plain = next(iter(seconds.values()))
     return Part(
         name="hm1",

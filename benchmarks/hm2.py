@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks import reference
 from benchmarks.programs import peer, present
-from benchmarks.results import Bar, Part, alternate, ratio
+from benchmarks.results import Bar, Part, medians, ratio
 from benchmarks.timing import best, middle
 from fedcore import DeviceData, Hm2
 from fedcore.algorithm import FleetSpec
@@ -112,7 +112,7 @@ def measure(quick: bool) -> Part:
         programs = Programs(Path(folder), fits, chains, draws)
         every = {"ours, phi": programs.fleet, "ours, phi and coefficients": programs.coefficients, "NUTS": programs.sampled}
         runs, notes = present(every, {"NUTS": "nuts.py"})
-        seconds = {name: each.median for name, each in zip(runs, alternate(list(runs.values()), repeats), strict=True)}
+        seconds = medians(runs, repeats)
     hierarchy = programs.ours.algorithm.hierarchy
     found = phi(programs.ours.state.server, hierarchy.blocks(4), hierarchy.prior(4))
     mean = np.concatenate([found[block]["mean"] for block in BLOCKS])

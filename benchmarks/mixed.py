@@ -14,7 +14,7 @@ import polars as pl
 
 from benchmarks import reference
 from benchmarks.programs import peer, present
-from benchmarks.results import Bar, Part, alternate, ratio
+from benchmarks.results import Bar, Part, medians, ratio
 from fedcore import Eb, fit
 
 SCRIPTS = {"lme4": "mixed.R", "statsmodels": "mixed.py"}
@@ -56,7 +56,7 @@ def measure(quick: bool) -> Part:
         programs = Programs(Path(folder), fits)
         every = {"ours": programs.ours} | {name: partial(programs.peer, name) for name in SCRIPTS}
         runs, notes = present(every, SCRIPTS)
-        seconds = {name: each.median for name, each in zip(runs, alternate(list(runs.values()), repeats), strict=True)}
+        seconds = medians(runs, repeats)
     ours, reached = seconds["ours"], programs.reached
     apart = max(abs(each - reached["ours"]) for each in reached.values()) if len(reached) > 1 else None
     return Part(

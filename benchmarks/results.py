@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -149,6 +149,11 @@ def alternate(programs: Sequence[Callable[[], float]], repeats: int) -> list[Tim
     """Times of programs, each of which tells its own seconds, taken in turns, so that what else the machine does meets all of them."""
     times = [[program() for program in programs] for _ in range(repeats)]
     return [Timing(tuple(column)) for column in zip(*times, strict=True)]
+
+
+def medians(programs: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    """The median of each program's times, by name; see `alternate`."""
+    return {name: each.median for name, each in zip(programs, alternate(list(programs.values()), repeats), strict=True)}
 
 
 def ratio(ours: float, theirs: float | None) -> float | None:

@@ -18,7 +18,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
 from benchmarks.programs import peer, present
-from benchmarks.results import Bar, Part, alternate, ratio
+from benchmarks.results import Bar, Part, medians, ratio
 from benchmarks.scale import build, watched
 from fedcore import DeviceData, FedAvg, Rows
 from fedcore.algorithm import FleetSpec
@@ -149,7 +149,7 @@ def measure(quick: bool) -> Part:
                 "in memory": programs.in_memory,
             }
             runs, notes = present(runs, {"Flower": "flower.py"})
-            seconds = {name: each.median for name, each in zip(runs, alternate(list(runs.values()), repeats), strict=True)}
+            seconds = medians(runs, repeats)
     ours = seconds["ours"]
     apart = max(float(np.abs(theta - programs.theta["ours"]).max()) for theta in programs.theta.values())
     counted = {name: f"{found} of {programs.expected[name]}" for name, found in programs.found.items()}

@@ -1,8 +1,8 @@
 """The posterior of a Gaussian hierarchy by NumPyro's NUTS: `nuts.py FLEET.npz SIGMA WARMUP DRAWS CHAINS SEED`.
 
 FLEET.npz has X (K, n, d) and y (K, n). theta_k ~ N(mu, diag tau) with mu_i and log tau_i standard normal; the noise sd SIGMA of rows is
-known. Rows pin coefficients down much better than their prior does, so the centred form is the one that mixes. Chains go one after the other;
-the first one compiles, so that the time of all is their number times the median of the others.
+known. Rows pin coefficients down much better than their prior does, so the centred form is the one that mixes. Chains go one after the
+other; the first one compiles, so that the time of all is their number times the median of the others.
 """
 
 import json
