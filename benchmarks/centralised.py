@@ -71,7 +71,6 @@ def measure(quick: bool) -> Part:
         bars=(Bar(what="ours / NumPy's normal equations", value=ours / seconds[floor], limit=1.3),),
         notes=(
             f"Coefficients differ by at most {apart:.1e}.",
-            "Ours also tells each device's own training error, and hands back one result a device; it squares nothing, so that its "
-            "errors grow with the table's condition and not with the square of it.",
+            "Ours also tells each device's own training error, and hands back one result a device.",
         ),
     )

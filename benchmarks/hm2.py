@@ -107,7 +107,7 @@ class Programs:
 
 def measure(quick: bool) -> Part:
     """Seconds of both, and how far their posteriors of phi are from each other and from the reference."""
-    repeats, fits, chains, draws = (2, 3, 2, 500) if quick else (5, 10, 4, 1000)
+    repeats, fits, chains, draws = (1, 3, 2, 500) if quick else (5, 10, 4, 1000)
     with tempfile.TemporaryDirectory() as folder:
         programs = Programs(Path(folder), fits, chains, draws)
         every = {"ours, phi": programs.fleet, "ours, phi and coefficients": programs.coefficients, "NUTS": programs.sampled}

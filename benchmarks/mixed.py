@@ -51,7 +51,7 @@ class Programs:
 
 def measure(quick: bool) -> Part:
     """Seconds a fit of each, and the log likelihood reached."""
-    repeats, fits = (2, 5) if quick else (5, 20)
+    repeats, fits = (1, 5) if quick else (5, 20)
     with tempfile.TemporaryDirectory() as folder:
         programs = Programs(Path(folder), fits)
         every = {"ours": programs.ours} | {name: partial(programs.peer, name) for name in SCRIPTS}
