@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import PARTS, in_own_process, run
 from benchmarks.page import figure, render
 from benchmarks.programs import peer, present
 from benchmarks.results import Bar, Cell, LeftOut, Machine, Part, Results, alternate, medians, ratio
+from benchmarks.running import PARTS, in_own_process, run
 
 ROOT = Path(__file__).parents[2]
 FIRST, SECOND, THIRD = PARTS[:3]
@@ -29,8 +32,8 @@ def measured(name: str, quick: bool) -> Part:
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     this = Machine(cpu="a processor", cores=2, memory_gb=8.0, system="a system", blas="a BLAS", versions={"numpy": "1"}, peers={})
-    monkeypatch.setattr("benchmarks.__main__.machine", lambda: this)
-    monkeypatch.setattr("benchmarks.__main__.commit", lambda: "abc")
+    monkeypatch.setattr("benchmarks.running.machine", lambda: this)
+    monkeypatch.setattr("benchmarks.running.commit", lambda: "abc")
     return this
 
 
@@ -88,7 +91,7 @@ def test_a_part_replaces_only_itself(tmp_path: Path) -> None:
 
 def test_parts_of_two_machines_are_told_apart(tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     run(FIRST, False, tmp_path, measured)
-    monkeypatch.setattr("benchmarks.__main__.machine", lambda: machine.model_copy(update={"cpu": "another"}))
+    monkeypatch.setattr("benchmarks.running.machine", lambda: machine.model_copy(update={"cpu": "another"}))
     run(SECOND, False, tmp_path, measured)
     page = (tmp_path / "RESULTS.md").read_text()
     assert f"{FIRST}:\n\n- a processor" in page
@@ -98,6 +101,13 @@ def test_parts_of_two_machines_are_told_apart(tmp_path: Path, machine: Machine, 
 def test_a_part_runs_in_a_process_of_its_own() -> None:
     with pytest.raises(ModuleNotFoundError, match="nowhere"):
         in_own_process("nowhere", True)
+
+
+def test_a_part_that_is_not_there_is_refused() -> None:
+    words = [sys.executable, "-m", "benchmarks", "nowhere"]
+    done = subprocess.run(words, cwd=ROOT, env=os.environ | {"COLUMNS": "200"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "there is no part 'nowhere': choose of rounds, " in done.stderr
 
 
 def test_peers_that_are_absent_are_left_out_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
