@@ -133,7 +133,7 @@ def bare_maps(count: int) -> tuple[str, list[float]]:
 
 def measure(quick: bool) -> Part:
     """Seconds a round of each."""
-    repeats, count = (1, 4) if quick else (5, 10)
+    repeats, count = (1, 4) if quick else (5, 6)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         os.environ["FEDLIN_HOME"] = folder
