@@ -84,8 +84,14 @@ def _rscript() -> list[Path | str]:
 
 
 def _asked(words: Sequence[str | Path]) -> Any:
-    # One BLAS thread as on our side, the loopback and no other network, nothing told to the makers.
-    own = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
+    # One thread as on our side, the loopback and no other network, nothing told to the makers.
+    own = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+        "PYTHONWARNINGS": "ignore",
+    }
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")} | own
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=LIMIT, check=False)
     if done.returncode:
