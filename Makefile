@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+PEERS := benchmarks/.venv/.ready
 
-.PHONY: demo test lint docs bench stack stack-down deploy lock clean
+.PHONY: demo test lint docs bench bench-quick stack stack-down deploy lock clean
 
 demo: $(READY)
 	@test -e datasets/demo/dataset.toml || $(BIN)/fedlin simulate demo --dataset demo --seed 0
@@ -24,12 +25,12 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "build/docs/index.html; with its search: $(BIN)/mkdocs serve"
 
-bench: $(READY)
-	$(BIN)/python -m benchmarks.hm1
-	$(BIN)/python -m benchmarks.hm2
-	$(BIN)/python -m benchmarks.ingest
-	$(BIN)/python -m benchmarks.partitions
-	$(BIN)/python -m benchmarks.scale
+# Into benchmarks/RESULTS.md and results.json; the quick one, which says little, into build/benchmarks.
+bench: $(READY) $(PEERS)
+	$(BIN)/python -m benchmarks
+
+bench-quick: $(READY) $(PEERS)
+	$(BIN)/python -m benchmarks --quick
 
 stack: $(READY)
 	$(BIN)/python -m flows.stack up
@@ -42,9 +43,12 @@ deploy: $(READY)
 	@if test -z "$$PREFECT_API_URL" && test -e .stack/env; then . ./.stack/env; fi; $(BIN)/python -m flows.deploy
 
 # Needs uv. The lock holds versions and hashes, and no address: pip takes it with whatever index it is set up for.
+LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes \
+    --no-emit-index-url --no-emit-find-links --no-annotate --no-header --quiet
+
 lock:
-	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
-	    --no-emit-index-url --no-emit-find-links --no-annotate --no-header --quiet --output-file requirements.lock
+	$(LOCK) pyproject.toml --group dev --output-file requirements.lock
+	$(LOCK) benchmarks/requirements.in --output-file benchmarks/requirements.lock
 
 # The tests of reports use the machine's Chromium, or else one of Playwright's, which needs no root; without either they are skipped.
 .venv/.browser: $(READY)
@@ -53,7 +57,7 @@ lock:
 	@touch $@
 
 clean:
-	rm -rf .venv
+	rm -rf .venv benchmarks/.venv
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -62,3 +66,9 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
+
+# What the benchmarks compare with. Where it cannot be installed they leave it out, and say so.
+$(PEERS): benchmarks/requirements.lock $(READY)
+	@{ $(PYTHON) -m venv benchmarks/.venv && \
+	    benchmarks/.venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $< && touch $@; } || \
+	    { rm -rf benchmarks/.venv; echo "the peers could not be installed, and are left out" >&2; }

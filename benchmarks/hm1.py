@@ -1,7 +1,6 @@
-"""HM1 in memory, one thread: the paper's Case II (K = 100, d = 8; 30 rounds of T = 20 full-batch steps), and large fleets.
+"""HM1 in memory, one thread: the paper's Case II (K = 100, d = 8; 30 rounds of T = 20 steps), a part of `make bench`; and large fleets.
 
-Times depend on the machine, so those of Case II are also given as ratios to a plain NumPy loop over devices and steps that is timed in the
-same run, and those of large fleets by how they grow with K. Run with `make bench`.
+Times of large fleets depend on the machine, so they are told by how they grow with K: `python -m benchmarks.hm1`.
 """
 
 from __future__ import annotations
@@ -9,10 +8,12 @@ from __future__ import annotations
 import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: skip
 
 import time
+from functools import partial
 
 import numpy as np
 
-from benchmarks.timing import best
+from benchmarks.results import Bar, Part, medians
+from benchmarks.timing import middle
 from fedcore import DeviceData, Hm1, Rows, fit
 from fedcore.algorithm import FleetSpec
 from fedcore.covariance import LowRank
@@ -64,14 +65,8 @@ def median_round(spec: FleetSpec, datas: list[DeviceData], participation: float)
 
 
 def main() -> None:
-    """Print the tables."""
-    case_two()
-    large_fleets()
-
-
-def large_fleets() -> None:
     """Print the table of large fleets, and how the cost grows with K."""
-    print(f"\nLarge fleets, d = 8, proximal, calibrated: median of {ROUNDS} rounds\n{'':34}{'ms':>9}{'rank':>9}")
+    print(f"Large fleets, d = 8, proximal, calibrated: median of {ROUNDS} rounds\n{'':34}{'ms':>9}{'rank':>9}")
     sizes = (1_000, 3_000, 10_000, 30_000, 100_000)
     for n, participation in ((40, 1.0), (12, 1.0), (12, 0.1)):
         costs: list[float] = []
@@ -83,25 +78,39 @@ def large_fleets() -> None:
         print(f"{'cost is K to the power of':34}{np.polyfit(np.log(sizes), np.log(costs), 1)[0]:9.2f}")
 
 
-def case_two() -> None:
-    """Print the table of Case II."""
+CONFIGURATIONS = {
+    "explicit step, as the paper's": Hm1(eta=ETA, shrinkage="explicit", tolerance=0.0),
+    "the same, minibatches of 5, summed gradients": Hm1(eta=ETA, shrinkage="explicit", batch=5, gradient="sum", tolerance=0.0),
+    "default: proximal step, calibrated rate": Hm1(tolerance=0.0),
+    "proximal step, tied rate": Hm1(eta=ETA, prior_rate="tied", floor=FLOOR, tolerance=0.0),
+}
+PAPER, _, DEFAULT, TIED = CONFIGURATIONS
+
+
+def measure(quick: bool) -> Part:
+    """Milliseconds of Case II."""
+    repeats, count = (3, 3) if quick else (7, 10)
     devices = simulate("hm1-2", 0).devices
-    reference = plain_loop(devices)
-    plain = best(lambda: plain_loop(devices), 3)
-    print(f"Case II, 30 rounds, one thread\n{'':34}{'ms':>9}{'ratio':>9}")
-    print(f"{'plain loop over rows':34}{plain:9.2f}{1.0:9.3f}")
-    for name, hm1 in {
-        "fedcore.fit, proximal, tied": Hm1(eta=ETA, prior_rate="tied", floor=FLOOR, tolerance=0.0),
-        "fedcore.fit, proximal, calibrated": Hm1(tolerance=0.0),
-        "fedcore.fit, explicit": Hm1(eta=ETA, shrinkage="explicit", tolerance=0.0),
-    }.items():
-        result = fit(hm1, devices, rounds=ROUNDS)
-        assert len(result.history) == ROUNDS
-        if hm1.prior_rate == "tied":
-            Theta = np.array(list(result.theta.values())).T
-            assert np.allclose(Theta, reference, rtol=1e-9), "the benchmark's two programs differ"
-        took = best(lambda hm1=hm1: fit(hm1, devices, rounds=ROUNDS), 30)
-        print(f"{name:34}{took:9.2f}{took / plain:9.3f}")
+    found = fit(CONFIGURATIONS[TIED], devices, rounds=ROUNDS)
+    assert len(found.history) == ROUNDS
+    assert np.allclose(np.array(list(found.theta.values())).T, plain_loop(devices), rtol=1e-9), "the benchmark's two programs differ"
+    runs = {"NumPy loop over devices and steps": partial(middle, partial(plain_loop, devices), 1)}
+    runs |= {name: partial(middle, partial(fit, hm1, devices, rounds=ROUNDS), count) for name, hm1 in CONFIGURATIONS.items()}
+    seconds = medians(runs, repeats)
+    plain = next(iter(seconds.values()))
+    return Part(
+        name="hm1",
+        title="HM1 in memory",
+        about=(
+            f"`fit` on the paper's Case II: K = 100, d = 8, 40 rows on devices 1 to 30 and 275 on the others, {ROUNDS} rounds of T = "
+            f"{STEPS} steps, full-batch where nothing else is said. From rows in memory, compression included. Medians of {repeats} runs "
+            f"in turns, each the median of {count} fits (of the loop 1). The loop does what the tied proximal step does, and ends with "
+            "its coefficients."
+        ),
+        columns=("program", "it / loop", "ms"),
+        rows=tuple((name, taken / plain, 1e3 * taken) for name, taken in seconds.items()),
+        bars=tuple(Bar(what=f"ms, {name}", value=1e3 * seconds[name], limit=10.0) for name in (PAPER, DEFAULT)),
+    )
 
 
 if __name__ == "__main__":

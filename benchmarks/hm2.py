@@ -1,27 +1,37 @@
-"""HM2 in memory, one thread: fleets of the paper's second example of uncertainty (K = 100, d = 4, 100 rows a device), and larger ones.
+"""HM2 in memory, one thread, on the paper's second example of uncertainty (K = 100, d = 4, 100 rows a device), beside NUTS: a part of
+`make bench`. And on other fleets and larger ones: `python -m benchmarks.hm2`.
 
-Times depend on the machine, so the cohort's steps are also given as ratios to the same steps device by device, timed in the same run, and
-those of larger fleets by how they grow with K. Run with `make bench`.
+There times depend on the machine, so the cohort's steps are also given as ratios to the same steps device by device, timed in the same run,
+and those of larger fleets by how they grow with K.
 """
 
 from __future__ import annotations
 
 import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: skip
 
+import tempfile
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.timing import best
+from benchmarks import reference
+from benchmarks.programs import peer, present
+from benchmarks.results import Bar, Part, medians, ratio
+from benchmarks.timing import best, middle
 from fedcore import DeviceData, Hm2
 from fedcore.algorithm import FleetSpec
 from fedcore.fit import InProcess
+from fedcore.hm2.state import phi
 from fedcore.messages import take
 from fedcore.reproduce.uncertainty import hierarchical_fleet
 from fedcore.rounds import DeviceRngs, RunState, Schedule, rounds
 from fedcore.simulate import simulate
 
 REPEATS = 7
+SIGMA, WARMUP = 0.05, 1000
+BLOCKS = ("mu", "log_tau")
 
 
 class Timed:
@@ -54,6 +64,91 @@ class Timed:
         together = best(lambda: self.algorithm.local_steps(downs, devices, self.datas, rngs), REPEATS)
         alone = best(lambda: [self.algorithm.local_steps(*each) for each in single], 3)
         return together, alone
+
+
+class Programs:
+    """The programs, each of which tells its seconds.
+
+    Attributes
+    ----------
+    ours
+        Our run.
+    nuts
+        What each run of NUTS has told.
+    """
+
+    def __init__(self, folder: Path, fits: int, chains: int, draws: int) -> None:
+        devices = reference.fleet("uq")
+        self.fits, self.chains, self.draws, self.file = fits, chains, draws, folder / "fleet.npz"
+        rows = [data.train for data in devices.values()]
+        np.savez(self.file, X=[each.X for each in rows], y=[each.y for each in rows])
+        self.ours = Timed(Hm2(sigma=SIGMA), devices)
+        self.nuts: list[Any] = []
+
+    def fleet(self) -> float:
+        """phi's posterior, from rows."""
+        return middle(self.ours.run, self.fits)
+
+    def coefficients(self) -> float:
+        """The same, and that of every device's coefficients."""
+
+        def whole() -> None:
+            backend, state, _ = self.ours.run()
+            backend.results(state)
+
+        return middle(whole, self.fits)
+
+    def sampled(self) -> float:
+        """NUTS, which draws all of them; each run with a seed of its own."""
+        asked = (SIGMA, WARMUP, self.draws, self.chains, len(self.nuts))
+        self.nuts.append(peer("nuts.py", self.file, *map(str, asked)))
+        return self.nuts[-1]["seconds"]
+
+
+def measure(quick: bool) -> Part:
+    """Seconds of both, and how far their posteriors of phi are from each other and from the reference."""
+    repeats, fits, chains, draws = (1, 3, 2, 500) if quick else (5, 10, 4, 1000)
+    with tempfile.TemporaryDirectory() as folder:
+        programs = Programs(Path(folder), fits, chains, draws)
+        every = {"ours, phi": programs.fleet, "ours, phi and coefficients": programs.coefficients, "NUTS": programs.sampled}
+        runs, notes = present(every, {"NUTS": "nuts.py"})
+        seconds = medians(runs, repeats)
+    hierarchy = programs.ours.algorithm.hierarchy
+    found = phi(programs.ours.state.server, hierarchy.blocks(4), hierarchy.prior(4))
+    mean = np.concatenate([found[block]["mean"] for block in BLOCKS])
+    known = reference.told("uq")["posterior"]
+    known_mean, known_sd = (np.concatenate([known[block][name] for block in BLOCKS]) for name in ("mean", "sd"))
+    from_reference, from_nuts = float(np.abs((mean - known_mean) / known_sd).max()), None
+    if programs.nuts:
+        drawn, sd = (np.mean([each[name] for each in programs.nuts], axis=0) for name in ("mean", "sd"))
+        from_nuts = float(np.abs((mean - drawn) / sd).max())
+        ess = min(each["ess"] for each in programs.nuts)
+        notes += [
+            f"A run of NUTS has {chains} chains one after the other, of {WARMUP} steps of adaptation and {draws} draws each: at least "
+            f"{ess:,.0f} effective draws of each number in phi, so its own means are off by up to {ess**-0.5:.3f} sd. The distance is to "
+            f"the mean of all {repeats} runs, which are off by {(ess * repeats) ** -0.5:.3f} sd. Largest rhat "
+            f"{max(each['rhat'] for each in programs.nuts):.4f}.",
+            f"Compilation, {median(each['compile'] for each in programs.nuts):.1f} s, is not in its time.",
+        ]
+    ours, nuts = seconds["ours, phi"], seconds.get("NUTS")
+    return Part(
+        name="hm2",
+        title="HM2 beside Markov chains",
+        about=(
+            "Gaussian hierarchy with known noise, K = 100, d = 4, 100 rows a device (`tests/reference/uq`), by `fit`'s own loop until "
+            "phi's posterior moves by less than .001 sd, from rows in memory, compression included; and by NumPyro's NUTS on the same "
+            f"rows and priors, in double precision. One thread each. Medians of {repeats} runs in turns, ours each the median of {fits}."
+        ),
+        columns=("program", "it / NUTS", "ms"),
+        rows=tuple((name, None if nuts is None or name == "NUTS" else taken / nuts, 1e3 * taken) for name, taken in seconds.items()),
+        bars=(
+            Bar(what="ms, phi", value=1e3 * ours, limit=50.0),
+            Bar(what="phi / NUTS", value=ratio(ours, nuts), limit=0.001),
+            Bar(what="distance of phi's means from the reference, sd", value=from_reference, limit=0.02),
+            Bar(what="distance of phi's means from NUTS, sd", value=from_nuts, limit=0.02),
+        ),
+        notes=(f"Ours took {programs.ours.rounds} rounds.", *notes),
+    )
 
 
 def main() -> None:

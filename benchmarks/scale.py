@@ -1,9 +1,4 @@
-"""Large fleets through Prefect: 10,000 and 100,000 devices in cohorts, five rounds each; and that cohorts change nothing.
-
-The devices are like those of the demo, with d = 8 coefficients that share two factors, 30 rows that train and 6 that test. Start-up (the
-server) and the first read (enrolment: every partition is read, checked and compressed) are apart from the rounds; memory is what the
-process has in use after each round, and its largest so far. Seconds of CPU are those of the run's process, which tell more where others
-use the machine too. Run with `make bench`, or with the number of devices and algorithms:
+"""Large fleets through Prefect, in cohorts, six rounds each. 10,000 devices are a part of `make bench`; with others, and any algorithms:
 `python -m benchmarks.scale 100000 hm1 eb`.
 """
 
@@ -19,11 +14,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from benchmarks.page import figure
+from benchmarks.results import Bar, Cell, Part
 from fedcore.data import Contract, create_dataset
 from fedcore.data.evolution import mark_for
 from fedcore.data.parquet import encode
@@ -33,7 +31,7 @@ from flows.orchestrator import orchestrator
 from flows.train import train
 from tasks.checkpoint import RunFolder
 
-D, ROWS, TEST, ROUNDS, SAMPLE = 8, 30, 6, 5, 300
+D, ROWS, TEST, ROUNDS = 8, 30, 6, 6
 FEATURES = [f"x{i + 1}" for i in range(D)]
 CONTRACT = Contract.model_validate(
     {
@@ -107,49 +105,66 @@ def watched(algorithm: str, name: str, run_id: str, **settings: Any) -> tuple[Wa
     return watch, RunFolder(Path(os.environ["FEDLIN_HOME"]) / "runs" / run_id).read_json("result.json")
 
 
-def large(algorithm: str, K: int) -> None:
-    """Print a run's table."""
+@dataclass(frozen=True)
+class Large:
+    """What was seen of a run: seconds of its first read, of each round, and of its end; CPU seconds of the process after the first read."""
+
+    first_read: float
+    rounds: list[float]
+    end: float
+    cpu: float
+    peak: float
+    task_runs: int
+
+
+def large(algorithm: str, K: int) -> Large:
+    """A run on the large fleet."""
     watch, result = watched(algorithm, "many", f"{algorithm}-{K}")
     ended, cpu = time.perf_counter(), time.process_time() - watch.cpu
-    print(f"\n{algorithm}, K = {K:,}: {result['outcome']} after {result['rounds']} rounds")
-    print(f"A-RMSE {result['a_rmse']:.4f}, alone {result['a_rmse_separate']:.4f}")
-    after = f"after it {ended - watch.enrolled:.1f} s, of CPU {cpu:.1f} s"
-    print(f"first read {watch.enrolled - watch.begun:.1f} s, {after}, {result['task_runs']} tasks")
-    print(f"{'round':>6}{'s':>8}{'MiB':>8}{'peak':>8}")
-    before = watch.enrolled
-    for c, (moment, resident, peak) in enumerate(watch.rounds, 1):
-        print(f"{c:6}{moment - before:8.2f}{resident:8.0f}{peak:8.0f}")
-        before = moment
-    print(f"{'end':>6}{ended - before:8.2f}", flush=True)
+    moments = [moment for moment, *_ in watch.rounds]
+    rounds = np.diff([watch.enrolled, *moments]).tolist()
+    return Large(watch.enrolled - watch.begun, rounds, ended - moments[-1], cpu, watch.rounds[-1][2], result["task_runs"])
 
 
-def compared(algorithm: str, home: Path) -> None:
-    """Whether a task a device and cohorts lead to the same coefficients on a part of the fleet."""
-    found = []
-    for shared in (1, 7, 100):
-        run_id = f"{algorithm}-{shared}-a-task"
-        watched(algorithm, "few", run_id, devices_per_task=shared)
-        with np.load(home / "runs" / run_id / "results/theta.npz") as stored:
-            found.append(stored["Theta"])
-    largest = max(float(np.abs(other - found[0]).max()) for other in found[1:])
-    print(f"{algorithm}, {SAMPLE} devices, 1, 7 and 100 a task: Theta differs by at most {largest:g}", flush=True)
+def measure(quick: bool) -> Part:
+    """Seconds a round of a large fleet."""
+    return measured(1_500, ["hm1"]) if quick else measured(10_000, ["hm1", "eb"])
 
 
-def main(devices: int, algorithms: list[str]) -> None:
-    """Print the tables."""
+def measured(K: int, algorithms: list[str]) -> Part:
+    """The same of so many devices, and any algorithms."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         os.environ["FEDLIN_HOME"] = folder
         (home / "datasets").mkdir()
-        begun = time.perf_counter()
-        build(home / "datasets", "many", devices)
-        build(home / "datasets", "few", SAMPLE)
-        made = time.perf_counter()
+        build(home / "datasets", "many", K)
         with orchestrator(home / "prefect"):
-            print(f"{devices:,} partitions made in {made - begun:.1f} s, Prefect's server started in {time.perf_counter() - made:.1f} s")
-            for algorithm in algorithms:
-                large(algorithm, devices)
-                compared(algorithm, home)
+            runs = {algorithm: large(algorithm, K) for algorithm in algorithms}
+    rows: list[tuple[Cell, ...]] = []
+    for name, run in runs.items():
+        later = run.rounds[1:]
+        told = (median(later), max(later), run.rounds[0], run.first_read, run.end, run.cpu, run.peak, run.task_runs)
+        rows.append((name, median(later) / run.first_read, *told))
+    return Part(
+        name="scale",
+        title="Large fleets in cohorts",
+        about=(
+            f"`train` on K = {K:,} devices with d = 8 coefficients that share two factors, {ROWS} rows that train and {TEST} that test, "
+            f"in cohorts; {ROUNDS} rounds, of which the first is apart. The first read (every partition is read, checked and compressed) "
+            "comes before them. CPU is the run's own process after that, peak its largest memory by the last round, in this order of "
+            "algorithms."
+        ),
+        columns=("algorithm", "a round / first read", "s a round", "longest", "first", "first read", "end", "CPU", "peak MiB", "tasks"),
+        rows=tuple(rows),
+        bars=tuple(Bar(what=f"{name}, s a round after the first", value=median(run.rounds[1:]), limit=1.0) for name, run in runs.items()),
+    )
+
+
+def main(devices: int, algorithms: list[str]) -> None:
+    """Print the table."""
+    part = measured(devices, algorithms)
+    for row in (part.columns, *part.rows):
+        print("  ".join(f"{figure(cell):>10}" for cell in row))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,39 @@
+"""Run the benchmarks: `python -m benchmarks [--quick] [PART ...]`, or `make bench`.
+
+Each part runs in a process of its own: it starts with nothing in memory, and one that fails takes nobody along. What is found is written
+after every part, so that an interrupted run keeps what it has.
+"""
+
+from __future__ import annotations
+
+import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: skip
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.running import FAILED, PARTS, in_own_process, run
+
+HERE = Path(__file__).parent
+QUICK = HERE.parent / "build" / "benchmarks"
+"""Where figures of small sizes go: what is kept beside this file was measured whole."""
+
+
+def main(
+    parts: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(PARTS)}; by default all.", show_default=False)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes and few repeats; written to build/benchmarks.")] = False,
+) -> None:
+    """Measure, and write results.json and RESULTS.md."""
+    asked = tuple(parts or PARTS)
+    if unknown := [name for name in asked if name not in PARTS]:
+        raise typer.BadParameter(f"there is no part {unknown[0]!r}: choose of {', '.join(PARTS)}")
+    folder = QUICK if quick else HERE
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = [run(name, quick, folder, in_own_process) for name in PARTS if name in asked]
+    if any(entry.left_out.startswith(FAILED) for entry in entries):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

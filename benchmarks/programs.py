@@ -1,0 +1,100 @@
+"""Peers: programs in an environment of their own, or in R, which read what our side writes, time themselves, and print one JSON object.
+
+Start-up and imports are not in the times that they tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import LeftOut
+
+HERE = Path(__file__).parent
+ENVIRONMENT = HERE / ".venv"
+LIMIT = 600
+"""Seconds after which a peer is given up."""
+
+LIBRARIES = ("flwr", "ray", "numpy", "scikit-learn", "scipy", "statsmodels", "jax", "numpyro")
+VERSIONS = "import json, importlib.metadata as m, sys; print(json.dumps({name: m.version(name) for name in sys.argv[1:]}))"
+R_VERSIONS = 'cat(sprintf(\'{"R": "%s", "lme4": "%s"}\', getRversion(), packageVersion("lme4")))'
+
+
+def peer(script: str, *words: str | Path) -> Any:
+    """What a peer's program prints; `script` names a file of `benchmarks/peers`, Python or R.
+
+    Raises
+    ------
+    LeftOut
+        Where what it needs is not installed.
+    RuntimeError
+        Where it fails; with its last words.
+    """
+    return _asked([*_interpreter(script), HERE / "peers" / script, *words])
+
+
+def present(runs: Mapping[str, Callable[[], float]], scripts: Mapping[str, str]) -> tuple[dict[str, Callable[[], float]], list[str]]:
+    """Those of some programs that can be run here, and a note on each that cannot; `scripts` says which are peers, by name."""
+    kept, notes = dict(runs), list[str]()
+    for name, script in scripts.items():
+        try:
+            _interpreter(script)
+        except LeftOut as why:
+            del kept[name]
+            notes.append(f"{name} was left out: {why}.")
+    return kept, notes
+
+
+def peer_versions() -> dict[str, str]:
+    """Of the peers that are there."""
+    found: dict[str, str] = {}
+    for interpreter, words in ((_python, ["-c", VERSIONS, *LIBRARIES]), (_rscript, ["-e", R_VERSIONS])):
+        with contextlib.suppress(LeftOut):
+            found |= _asked([*interpreter(), *words])
+    return found
+
+
+def _interpreter(script: str) -> list[Path | str]:
+    return _rscript() if script.endswith(".R") else _python()
+
+
+def _python() -> list[Path | str]:
+    python = ENVIRONMENT / "bin/python"
+    if not python.exists():
+        raise LeftOut("the peers' environment is not there: make bench sets it up")
+    return [python]
+
+
+def _rscript() -> list[Path | str]:
+    found = shutil.which("Rscript")
+    if not found:
+        raise LeftOut("R is not installed")
+    if subprocess.run(
+        [found, "-e", 'quit(status = !requireNamespace("lme4", quietly = TRUE))'], capture_output=True, check=False
+    ).returncode:
+        raise LeftOut("R has no package lme4")
+    return [found]
+
+
+def _asked(words: Sequence[str | Path]) -> Any:
+    # One thread as on our side, the loopback and no other network, nothing told to the makers.
+    own = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+        "PYTHONWARNINGS": "ignore",
+    }
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")} | own
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=LIMIT, check=False)
+    if done.returncode:
+        raise RuntimeError(f"a peer's program ended with status {done.returncode}: {done.stderr[-2000:]}")
+    lines = [line for line in done.stdout.splitlines() if re.match(r"\s*\{", line)]
+    return json.loads(lines[-1])

@@ -1,0 +1,161 @@
+"""What the benchmarks found: parts with a table and bars each, and under what circumstances; it is kept as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+Cell = str | int | float | None
+
+
+class Bar(BaseModel):
+    """A bound that a figure is held against; `limit` is the most that `value` may be. It is None where it could not be measured."""
+
+    model_config = ConfigDict(frozen=True)
+    what: str
+    value: float | None
+    limit: float
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure is there and within the bound."""
+        return self.value is not None and self.value <= self.limit
+
+    @property
+    def verdict(self) -> str:
+        """The same for people."""
+        return "not measured" if self.value is None else "met" if self.met else "**not met**"
+
+
+class Part(BaseModel):
+    """One question, and what was measured of it.
+
+    Attributes
+    ----------
+    name, title
+        For the command line, and for people.
+    about
+        What was done, on what data, with which stopping rule, in a few sentences.
+    columns, rows
+        The table: names with units, ratios first, and figures.
+    bars
+        What has to hold.
+    notes
+        What a reader has to know to judge the figures.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    name: str
+    title: str
+    about: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    bars: tuple[Bar, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Machine(BaseModel):
+    """What was measured on, and with: by library its version, `peers` those of the peers' own environment and of R."""
+
+    model_config = ConfigDict(frozen=True)
+    cpu: str
+    cores: int
+    memory_gb: float
+    system: str
+    blas: str
+    versions: dict[str, str]
+    peers: dict[str, str]
+
+
+class Entry(BaseModel):
+    """A part as it was found.
+
+    Attributes
+    ----------
+    name
+        Of the part.
+    date, commit
+        When it was measured, and on which commit.
+    quick
+        Whether with the small sizes.
+    seconds
+        How long the measuring took.
+    machine
+        On what.
+    part
+        What was found; None where the part could not be measured.
+    left_out
+        Why not.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    name: str
+    date: str
+    commit: str
+    quick: bool
+    seconds: float
+    machine: Machine
+    part: Part | None = None
+    left_out: str = ""
+
+
+class Results(BaseModel):
+    """Everything that is known, by part in the order of measuring."""
+
+    model_config = ConfigDict(frozen=True)
+    entries: tuple[Entry, ...] = ()
+
+    @staticmethod
+    def read(file: Path) -> Results:
+        """What a file keeps; nothing where there is none."""
+        return Results.model_validate_json(file.read_text()) if file.exists() else Results()
+
+    def updated(self, entry: Entry, order: Sequence[str]) -> Results:
+        """With this entry in place of an earlier one of its part, in an order of parts; those that are not in it are dropped."""
+        known = {each.name: each for each in self.entries} | {entry.name: entry}
+        return Results(entries=tuple(known[name] for name in order if name in known))
+
+    def machines(self) -> list[tuple[Machine, list[str]]]:
+        """Each machine with the parts that were measured on it."""
+        found: list[tuple[Machine, list[str]]] = []
+        for entry in self.entries:
+            parts = next((parts for machine, parts in found if machine == entry.machine), None)
+            if parts is None:
+                found.append((entry.machine, parts := []))
+            parts.append(entry.name)
+        return found
+
+
+class LeftOut(Exception):
+    """Something cannot be measured here, and the text says why."""
+
+
+class Timing(NamedTuple):
+    """Wall times of one program, in seconds."""
+
+    times: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle one."""
+        return median(self.times)
+
+
+def alternate(programs: Sequence[Callable[[], float]], repeats: int) -> list[Timing]:
+    """Times of programs, each of which tells its own seconds, taken in turns, so that what else the machine does meets all of them."""
+    times = [[program() for program in programs] for _ in range(repeats)]
+    return [Timing(tuple(column)) for column in zip(*times, strict=True)]
+
+
+def medians(programs: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    """The median of each program's times, by name; see `alternate`."""
+    return {name: each.median for name, each in zip(programs, alternate(list(programs.values()), repeats), strict=True)}
+
+
+def ratio(ours: float, theirs: float | None) -> float | None:
+    """How much of their time ours is; None where theirs is not known."""
+    return None if theirs is None else ours / theirs

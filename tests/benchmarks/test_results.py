@@ -1,0 +1,161 @@
+"""The benchmarks' harness; nothing is measured here."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.page import figure, render
+from benchmarks.programs import peer, present
+from benchmarks.results import Bar, Cell, LeftOut, Machine, Part, Results, alternate, medians, ratio
+from benchmarks.running import PARTS, in_own_process, run
+
+ROOT = Path(__file__).parents[2]
+FIRST, SECOND, THIRD = PARTS[:3]
+
+
+def part(name: str, *bars: Bar, rows: tuple[tuple[Cell, ...], ...] = (("ours", 0.5, 1234.5),)) -> Part:
+    return Part(
+        name=name, title="A title", about="What was done.", columns=("program", "ratio", "ms"), rows=rows, bars=bars, notes=("A note.",)
+    )
+
+
+def measured(name: str, quick: bool) -> Part:
+    return part(name, Bar(what="ours / theirs", value=0.5, limit=1.0))
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    this = Machine(cpu="a processor", cores=2, memory_gb=8.0, system="a system", blas="a BLAS", versions={"numpy": "1"}, peers={})
+    monkeypatch.setattr("benchmarks.running.machine", lambda: this)
+    monkeypatch.setattr("benchmarks.running.commit", lambda: "abc")
+    return this
+
+
+def test_the_page_has_bars_ratios_and_circumstances(tmp_path: Path) -> None:
+    bars = (
+        Bar(what="met", value=1.0, limit=1.0),
+        Bar(what="over", value=1.26, limit=1.25),
+        Bar(what="absent", value=None, limit=2.0),
+    )
+    run(FIRST, False, tmp_path, lambda name, _: part(name, *bars, rows=(("ours", None, 0.012345), ("theirs", 2, 1234.5))))
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert f"| [{FIRST}](#{FIRST}) | met | 1 | 1 | met |" in page
+    assert f"| [{FIRST}](#{FIRST}) | over | 1.26 | 1.25 | **not met** |" in page
+    assert f"| [{FIRST}](#{FIRST}) | absent | - | 2 | not measured |" in page
+    assert "| program | ratio | ms |\n|---|---:|---:|\n| ours | - | 0.0123 |\n| theirs | 2 | 1,234 |\n" in page
+    assert "a processor, 2 cores" in page
+    assert "on commit abc" in page
+    assert "- peers: none is installed" in page
+    assert "- A note." in page
+
+
+def test_a_part_that_fails_keeps_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(name: str, quick: bool) -> Part:
+        raise RuntimeError("no such file: /home/somebody/secret/rows.npz\nand more")
+
+    run(FIRST, True, tmp_path, measured)
+    assert run(SECOND, True, tmp_path, fails).left_out == "failed: RuntimeError: no such file: rows.npz and more"
+    run(THIRD, True, tmp_path, measured)
+    found = Results.read(tmp_path / "results.json")
+    assert [(entry.name, entry.part is not None) for entry in found.entries] == [(FIRST, True), (SECOND, False), (THIRD, True)]
+    assert f"- {SECOND} (" in (tmp_path / "RESULTS.md").read_text()
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_part_that_cannot_run_says_why(tmp_path: Path) -> None:
+    def cannot(name: str, quick: bool) -> Part:
+        raise LeftOut("R is not installed")
+
+    entry = run(FIRST, True, tmp_path, cannot)
+    assert (entry.part, entry.left_out) == (None, "R is not installed")
+    assert "UTC): R is not installed\n" in (tmp_path / "RESULTS.md").read_text()
+
+
+def test_a_part_replaces_only_itself(tmp_path: Path) -> None:
+    run(SECOND, False, tmp_path, measured)
+    run(FIRST, False, tmp_path, measured)
+    before = Results.read(tmp_path / "results.json")
+    run(SECOND, True, tmp_path, lambda name, _: part(name, Bar(what="new", value=2.0, limit=1.0)))
+    after = Results.read(tmp_path / "results.json")
+    assert [entry.name for entry in after.entries] == [FIRST, SECOND]
+    assert after.entries[0] == before.entries[0]
+    assert after.entries[1].quick
+    assert render(after) == (tmp_path / "RESULTS.md").read_text()
+
+
+def test_parts_of_two_machines_are_told_apart(tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(FIRST, False, tmp_path, measured)
+    monkeypatch.setattr("benchmarks.running.machine", lambda: machine.model_copy(update={"cpu": "another"}))
+    run(SECOND, False, tmp_path, measured)
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert f"{FIRST}:\n\n- a processor" in page
+    assert f"{SECOND}:\n\n- another" in page
+
+
+def test_a_part_runs_in_a_process_of_its_own() -> None:
+    with pytest.raises(ModuleNotFoundError, match="nowhere"):
+        in_own_process("nowhere", True)
+
+
+def test_a_part_that_is_not_there_is_refused() -> None:
+    words = [sys.executable, "-m", "benchmarks", "nowhere"]
+    done = subprocess.run(words, cwd=ROOT, env=os.environ | {"COLUMNS": "200"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "there is no part 'nowhere': choose of rounds, " in done.stderr
+
+
+def test_peers_that_are_absent_are_left_out_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.programs.ENVIRONMENT", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    runs, notes = present(dict.fromkeys(("ours", "python", "r"), float), {"python": "nuts.py", "r": "mixed.R"})
+    assert list(runs) == ["ours"]
+    assert [note.split(":")[0] for note in notes] == ["python was left out", "r was left out"]
+    with pytest.raises(LeftOut, match="R is not installed"):
+        peer("mixed.R")
+
+
+def test_programs_take_turns() -> None:
+    seen: list[str] = []
+
+    def program(name: str, *times: float) -> float:
+        seen.append(name)
+        return times[seen.count(name) - 1]
+
+    runs = {"a": lambda: program("a", 1.0, 5.0, 3.0), "b": lambda: program("b", 2.0, 2.0, 8.0)}
+    assert medians(runs, 3) == {"a": 3.0, "b": 2.0}
+    assert seen == ["a", "b"] * 3
+    assert [each.times for each in alternate([lambda: 1.0], 2)] == [(1.0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [(None, "-"), (0.0, "0"), (0.0012345, "0.00123"), (999.4, "999"), (12345.6, "12,346"), (10000, "10,000"), ("3 of 3", "3 of 3")],
+)
+def test_figures(cell: Cell, shown: str) -> None:
+    assert figure(cell) == shown
+
+
+def test_a_ratio_to_what_is_absent_is_not_known() -> None:
+    assert ratio(1.0, 4.0) == 0.25
+    assert ratio(1.0, None) is None
+
+
+def test_the_lock_has_hashes_and_no_address() -> None:
+    lock = (ROOT / "benchmarks/requirements.lock").read_text()
+    assert not re.search(r"://|--index-url|--find-links", lock)
+    pinned = re.split(r"\n(?=\S)", lock.strip())
+    assert len(pinned) > 50
+    assert all("==" in each and "--hash=sha256:" in each for each in pinned)
+
+
+@pytest.mark.parametrize("name", ["RESULTS.md", "results.json"])
+def test_what_is_kept_names_no_place(name: str) -> None:
+    file = ROOT / "benchmarks" / name
+    text = file.read_text() if file.exists() else ""
+    assert not re.search(r"(?<![\w.:/])/(?:home|root|tmp|work|usr|opt|var|Users)/", text)
