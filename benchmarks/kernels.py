@@ -30,7 +30,7 @@ from fedcore.messages import stacked
 from fedcore.rounds import DeviceRngs, RunState, Schedule, rounds
 from fedcore.rows import Floats
 
-REPEATS = 10
+REPEATS = 3
 """How often a kernel is carried out between two looks at the clock."""
 
 NODES = 5
@@ -140,7 +140,7 @@ def eb_expectation(scale: int) -> Kernel:
 
 def hm2_sites(scale: int) -> Kernel:
     """The devices' half of a round of `hm2`: tilted moments and sites, with a shared unknown noise."""
-    at = settled(Hm2(certificate="off", start="warm", tolerance=1e-12), 50 * scale, 20, 4, 5)
+    at = settled(Hm2(certificate="off", start="warm", tolerance=1e-12), 20 * scale, 20, 4, 5)
     R, K, d = stacked(at.devices).private.rows.R, len(at.ids), 4
     pairs, p = np.repeat(R, NODES, axis=0), 2 * d + 1
     wide, nodes = np.broadcast_to(np.eye(p), (K, p, p)), np.ones((K * NODES, d, NODES))
@@ -183,7 +183,7 @@ def matvec(matrices: Floats, vectors: Floats) -> Floats:
     return (matrices @ vectors[:, :, None])[:, :, 0]
 
 
-def ratio(work: Program, floor: Program, seconds: float = 0.3, repeats: int = REPEATS) -> float:
+def ratio(work: Program, floor: Program, seconds: float, repeats: int = REPEATS) -> float:
     """The time of `work` as a multiple of that of `floor`, each the least that `REPEATS` floors, or `repeats` works, took.
 
     Time is the thread's own, without what others have of the processor, and the two take turns for so many seconds of it, so that what
