@@ -183,23 +183,23 @@ def matvec(matrices: Floats, vectors: Floats) -> Floats:
     return (matrices @ vectors[:, :, None])[:, :, 0]
 
 
-def ratio(work: Program, floor: Program, seconds: float, repeats: int = REPEATS) -> float:
-    """The time of `work` as a multiple of that of `floor`, each the least that `REPEATS` floors, or `repeats` works, took.
+def ratios(floor: Program, works: Sequence[Program], seconds: float) -> list[float]:
+    """Times as multiples of the floor's, each the least that `REPEATS` in a row took.
 
-    Time is the thread's own, without what others have of the processor, and the two take turns for so many seconds of it, so that what
-    others leave in caches meets both.
+    Time is the thread's own, without what others have of the processor, and all take turns for so many seconds of it, so that what others
+    leave in caches meets all of them.
     """
-    pairs: list[tuple[float, float]] = []
-    while sum(map(sum, pairs)) < seconds or len(pairs) < 5:
-        pairs.append((spent(work, repeats), spent(floor, REPEATS)))
-    works, floors = zip(*pairs, strict=True)
-    return min(works) / min(floors)
+    turns: list[list[float]] = []
+    while sum(map(sum, turns)) < seconds or len(turns) < 5:
+        turns.append([spent(program) for program in (floor, *works)])
+    least, *others = (min(times) for times in zip(*turns, strict=True))
+    return [other / least for other in others]
 
 
-def spent(program: Program, repeats: int) -> float:
-    """Seconds of the thread's own time."""
+def spent(program: Program) -> float:
+    """Seconds of the thread's own time that `REPEATS` of them take."""
     begun = time.thread_time()
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         program()
     return time.thread_time() - begun
 
@@ -225,7 +225,7 @@ def main() -> None:
     """Print the table."""
     print(f"{'':24}{'ratio':>8}{'calls':>8}{'ms':>9}")
     for name, work, floor in kernels():
-        print(f"{name:24}{ratio(work, floor, 2.0):8.2f}{calls(work):8d}{1e3 * spent(work, REPEATS) / REPEATS:9.3f}")
+        print(f"{name:24}{ratios(floor, [work], 2.0)[0]:8.2f}{calls(work):8d}{1e3 * spent(work) / REPEATS:9.3f}")
 
 
 if __name__ == "__main__":
