@@ -1,6 +1,7 @@
 """One run in memory in a process of its own, which tells what it took: `python -m benchmarks.alone hm1 1000 20 8 5` prints JSON.
 
-Memory is the largest that the process had beyond what it had with the fleet's rows in it, so the rows themselves do not count.
+Memory is the largest that the process had beyond what it had with the fleet's rows in it, so the rows themselves do not count. Time is the
+processor's, so that what else the machine does counts little.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Took(BaseModel):
     Attributes
     ----------
     enrolment
-        Seconds in which the devices compressed their rows.
+        Seconds in which all devices compressed their rows.
     round
         Median seconds of its main rounds but the first; of the first where there is one.
     memory
@@ -68,16 +69,16 @@ def run(algorithm: AnyAlgorithm, K: int, n: int, d: int, count: int) -> Took:
     """The same in this process."""
     spec, datas = fleet(K, n, d)
     RESET.write_text("5")  # the most that was in use is from here on
-    before, begun = _most(), time.perf_counter()
+    before, begun = _most(), time.process_time()
     backend, state = InProcess(algorithm, spec, datas, 0), RunState.initial(algorithm, spec)
-    enrolled = moment = time.perf_counter()
+    enrolled = moment = time.process_time()
     times, up, down = [], 0, 0
     for report in rounds(algorithm, spec, backend, Schedule(count), state):
-        ended = time.perf_counter()
+        ended = time.process_time()
         if report.phase == "main":
             times.append(ended - moment)
             up, down = report.uplink_bytes, report.downlink_bytes
-        moment = time.perf_counter()
+        moment = time.process_time()
     return Took(enrolment=enrolled - begun, round=median(times[1:] or times), memory=_most() - before, up=up, down=down)
 
 
