@@ -2,7 +2,8 @@
 
 One of them grows at a time. Every run in memory is a process of its own (`benchmarks/alone.py`), and tells the processor's time, the most
 memory beyond the rows, and the bytes of a round's messages. Powers are slopes of least squares of logarithms over the upper part of a
-range, where what does not grow has ceased to matter. `python -m benchmarks.growth` also writes the table that `docs/how-to/scale.md` has.
+range, where what does not grow has ceased to matter. What
+that makes of a million devices is in the documents, by `benchmarks/million.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: skip
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,16 @@ from benchmarks.results import Bar, Cell, Part
 from benchmarks.scale import build, watched
 from flows.orchestrator import orchestrator
 
-TABLE = Path(__file__).parents[1] / "docs" / "how-to" / "growth.md"
-
 UPPER = 3
 """Points of a range that an exponent is fitted to."""
 
 LINEAR = 1.2
 """The most that a cost may grow with the number of devices, as an exponent: a fleet that no longer fits a processor's caches takes longer
 for each device than one that does."""
+
+
+COSTS = ("enrolment", "round", "memory")
+"""Of these; messages are in proportion by their making."""
 
 
 class Size(NamedTuple):
@@ -89,10 +91,10 @@ def grown(axis: Axis) -> tuple[list[tuple[Cell, ...]], list[Bar]]:
         last = took[-1]
         powers = {name: exponent(values, [getattr(each, name) for each in took]) for name in Took.model_fields}
         figures = (last.enrolment, 1e3 * last.round, last.memory / 2**20, last.up / 1e3, last.down / 1e3)
-        pairs = [cell for figure, power in zip(figures, powers.values(), strict=True) for cell in (float(f"{figure:.3g}"), round(power, 2))]
+        pairs = [cell for figure, power in zip(figures, powers.values(), strict=True) for cell in (figure, power)]
         rows.append((algorithm, axis.name, f"{values[-UPPER:][0]:,} to {values[-1]:,}", *pairs))
         if axis.name == "K" and values[-1] > 1_000:
-            bars += [Bar(what=f"{algorithm}: {name} grows with K to the power of", value=powers[name], limit=LINEAR) for name in powers]
+            bars += [Bar(what=f"{algorithm}: {name} grows with K to the power of", value=powers[name], limit=LINEAR) for name in COSTS]
     return rows, bars
 
 
@@ -121,7 +123,7 @@ def orchestrated(sizes: Sequence[int]) -> tuple[Cell, ...]:
             else:
                 os.environ["FEDLIN_HOME"] = before
     figures = (enrolments, [1e3 * each for each in times], memory, [each / 1e3 for each in up], [each / 1e3 for each in down])
-    pairs = [cell for each in figures for cell in (float(f"{each[-1]:.3g}"), round(exponent(sizes, each), 2))]
+    pairs = [cell for each in figures for cell in (each[-1], exponent(sizes, each))]
     return ("hm1 under Prefect", "K", f"{sizes[0]:,} to {sizes[-1]:,}", *pairs)
 
 
@@ -133,7 +135,7 @@ def measure(quick: bool) -> Part:
         more, held = grown(axis)
         rows, bars = rows + more, bars + held
     if not quick:
-        rows.append(orchestrated((500, 2_000, 8_000)))
+        rows.append(orchestrated((500, 2_000, 5_000)))
     costs = ("enrolment s", "round ms", "memory MiB", "up kB a round", "down kB a round")
     return Part(
         name="growth",
@@ -152,16 +154,3 @@ def measure(quick: bool) -> Part:
             "process's, server apart.",
         ),
     )
-
-
-def table(part: Part) -> str:
-    """A part's table in Markdown."""
-    lines = [part.columns, ["---"] * len(part.columns), *part.rows]
-    return "\n".join("| " + " | ".join("" if cell is None else str(cell) for cell in line) + " |" for line in lines) + "\n"
-
-
-if __name__ == "__main__":
-    found = measure(quick="--quick" in sys.argv)
-    if "--quick" not in sys.argv:
-        TABLE.write_text(table(found))
-    print(table(found), *found.bars, sep="\n")

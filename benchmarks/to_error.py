@@ -96,7 +96,7 @@ def middle(values: list[int | None]) -> int | None:
 def bytes_at(courses: list[Course], rounds_to: list[int | None], way: str) -> Cell:
     """Median kB until then, over the runs that got there."""
     spent = [getattr(one, way)[at - 1] for one, at in zip(courses, rounds_to, strict=True) if at]
-    return round(median(spent) / 1e3, 1) if spent else None
+    return median(spent) / 1e3 if spent else None
 
 
 def table(name: str, case: str, seeds: range) -> list[tuple[Cell, ...]]:
@@ -115,7 +115,7 @@ def table(name: str, case: str, seeds: range) -> list[tuple[Cell, ...]]:
         ends = [float(one.errors[-1] / error) for one, error in zip(runs, best, strict=True)]
         diverged = sum(one.outcome == "diverged" for one in runs)
         sent = [bytes_at(runs, to_best, way) if there else None for way in ("up", "down")]
-        end = "diverged" if 2 * diverged > len(runs) else round(median(ends), 3)
+        end = "diverged" if 2 * diverged > len(runs) else median(ends)
         rows.append((name, method, there or "never", *(each or "-" for each in sent), own or "never", end))
     return rows
 
@@ -166,7 +166,3 @@ def measure(quick: bool) -> Part:
             *notes,
         ),
     )
-
-
-if __name__ == "__main__":
-    print(measure(quick=True).model_dump_json(indent=1))

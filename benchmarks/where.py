@@ -193,8 +193,8 @@ def measure(quick: bool) -> Part:
                     build(home / "datasets", f"fleet{K}", K)
                     total, stages = split(one(f"fleet{K}", shared))
                     floor = median(bare(K // shared, REPEATS))
-                    shares = [round(stages[stage] / total, 3) for stage in STAGES]
-                    rows.append((kind, K, K // shared, round(total / floor, 2), *shares, round(1e3 * total, 1), round(1e3 * floor, 1)))
+                    shares = [stages[stage] / total for stage in STAGES]
+                    rows.append((kind, K, K // shared, total / floor, *shares, 1e3 * total, 1e3 * floor))
         finally:
             if before is None:
                 del os.environ["FEDLIN_HOME"]
@@ -215,7 +215,3 @@ def measure(quick: bool) -> Part:
             "is broadcasts, receipts and logs.",
         ),
     )
-
-
-if __name__ == "__main__":
-    print(measure(quick=True).model_dump_json(indent=1))
