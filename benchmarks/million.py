@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from benchmarks.results import Part
 
 MILLION = 1_000_000
@@ -10,30 +12,55 @@ COLUMNS = ("run", "measured up to", "enrolment", "a round", "memory", "sent a ro
 
 
 def tables(part: Part) -> str:
-    """Two tables in Markdown of the part `growth`: the constants a device, as measured, and a million times them.
+    """Two tables in Markdown of the part `growth`: what one device more costs, and what a million of them do.
 
-    Costs are taken on by the powers that were fitted, or in proportion where these are below 1: what does not grow with a fleet has
-    then not yet ceased to matter.
+    Costs are taken on by the powers that were fitted. Where one is below 1, what does not grow with a fleet has not yet ceased to matter;
+    then it is the line through the fitted costs at both ends of the range.
     """
     measured, taken_on = [], []
     for name, axis, reach, *pairs in part.rows:
         if axis != "K":
             continue
-        K = int(str(reach).rpartition(" ")[2].replace(",", ""))
-        costs, powers = [float(str(each)) for each in pairs[::2]], [max(1.0, float(str(each))) for each in pairs[1::2]]
-        enrolment, a_round, memory, up, down = costs
-        each = (1e6 * enrolment / K, 1e3 * a_round / K, 1024 * memory / K, 1e3 * up / K, 1e3 * down / K)
-        units = ("µs", "µs", "KiB", "bytes", "bytes")
-        figures = (f"{figure:,.3g} {unit}" if figure < 1000 else f"{figure:,.0f} {unit}" for figure, unit in zip(each, units, strict=True))
-        measured.append((str(name), f"{K:,}", *figures))
-        at = [cost * (MILLION / K) ** power for cost, power in zip(costs, powers, strict=True)]
-        taken_on.append((str(name), f"{K:,}", _time(at[0]), _time(at[1] / 1e3), f"{at[2] / 1024:.3g} GiB", _size(at[3]), _size(at[4])))
+        least, most = (int(end) for end in str(reach).replace(",", "").split(" to "))
+        costs = [Cost(float(str(cost)), float(str(power)), least, most) for cost, power in zip(pairs[::2], pairs[1::2], strict=True)]
+        enrolment, a_round, memory, up, down = (cost.each for cost in costs)
+        each = (f"{1e6 * enrolment:,.3g} µs", f"{1e3 * a_round:,.3g} µs", f"{1024 * memory:.3g} KiB", *(_bytes(way) for way in (up, down)))
+        measured.append((str(name), f"{most:,}", *each))
+        enrolment, a_round, memory, up, down = (cost.at(MILLION) for cost in costs)
+        at = (_time(enrolment), _time(a_round / 1e3), f"{memory / 1024:.3g} GiB", _size(up), _size(down))
+        taken_on.append((str(name), f"{most:,}", *at))
     return f"For each device:\n\n{_table(measured)}\n\nAt a million devices:\n\n{_table(taken_on)}\n"
+
+
+class Cost(NamedTuple):
+    """What a fleet of `most` devices costs, and the power of the number of devices that this is from `least` on."""
+
+    cost: float
+    power: float
+    least: int
+    most: int
+
+    @property
+    def each(self) -> float:
+        """What one device costs, fixed costs apart."""
+        if self.power >= 1.0:
+            return self.cost / self.most
+        return self.cost * (1.0 - (self.least / self.most) ** self.power) / (self.most - self.least)
+
+    def at(self, K: int) -> float:
+        """What a fleet of K devices would."""
+        if self.power >= 1.0:
+            return self.cost * (K / self.most) ** self.power
+        return self.cost + self.each * (K - self.most)
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:
     head = (COLUMNS, ("---", *["--:"] * (len(COLUMNS) - 1)))
     return "\n".join(f"| {' | '.join(row)} |" for row in (*head, *rows))
+
+
+def _bytes(kilobytes: float) -> str:
+    return f"{1e3 * kilobytes:,.0f} bytes"
 
 
 def _time(seconds: float) -> str:

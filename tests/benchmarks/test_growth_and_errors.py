@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.alone import ALGORITHMS, run
 from benchmarks.growth import axes, exponent
-from benchmarks.million import tables
+from benchmarks.million import Cost, tables
 from benchmarks.results import Part
 from benchmarks.to_error import METHODS, Course, course, middle
 from benchmarks.where import STAGES, Clock, split, wrapped
@@ -58,9 +58,24 @@ def test_a_million_devices_are_taken_on_from_the_largest_fleet():
     row = ("hm1", "K", "1,000 to 100,000", 2.0, 1.0, 50.0, 0.8, 300.0, 1.0, 8_000.0, 1.0, 9_600.0, 1.0)
     part = Part(name="growth", title="", about="", columns=(), rows=(row, ("hm1", "d", "2 to 8", *row[3:])))
     each, million = tables(part).split("At a million devices:")
-    assert "| hm1 | 100,000 | 20 µs | 0.5 µs | 3.07 KiB | 80 bytes | 96 bytes |" in each
-    assert "| hm1 | 100,000 | 20 s | 0.5 s | 2.93 GiB | 80 MB | 96 MB |" in million
+    assert "| hm1 | 100,000 | 20 µs | 0.492 µs | 3.07 KiB | 80 bytes | 96 bytes |" in each
+    assert "| hm1 | 100,000 | 20 s | 0.493 s | 2.93 GiB | 80 MB | 96 MB |" in million
     assert tables(part).count("| hm1 |") == 2
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 1.3])
+def test_costs_are_taken_on_from_the_largest_fleet(power):
+    cost = Cost(8.0, power, 10, 1_000)
+    assert cost.at(1_000) == pytest.approx(8.0)
+    assert cost.at(2_000) >= 8.0 + 1_000 * cost.each * (1 - 1e-12)
+
+
+def test_fixed_costs_are_not_multiplied():
+    fixed, each = 100.0, 0.01
+    power = np.log((fixed + 1_000 * each) / (fixed + 10 * each)) / np.log(100.0)
+    cost = Cost(fixed + 1_000 * each, float(power), 10, 1_000)
+    assert cost.each == pytest.approx(each)
+    assert cost.at(1_000_000) == pytest.approx(fixed + 1_000_000 * each)
 
 
 def test_stages_add_up_to_the_round():
