@@ -24,7 +24,7 @@ def tables(part: Part) -> str:
         least, most = (int(end) for end in str(reach).replace(",", "").split(" to "))
         costs = [Cost(float(str(cost)), float(str(power)), least, most) for cost, power in zip(pairs[::2], pairs[1::2], strict=True)]
         enrolment, a_round, memory, up, down = (cost.each for cost in costs)
-        each = (f"{1e6 * enrolment:,.3g} µs", f"{1e3 * a_round:,.3g} µs", f"{1024 * memory:.3g} KiB", *(_bytes(way) for way in (up, down)))
+        each = (_micro(1e6 * enrolment), _micro(1e3 * a_round), f"{1024 * memory:.3g} KiB", *(_bytes(way) for way in (up, down)))
         measured.append((str(name), f"{most:,}", *each))
         enrolment, a_round, memory, up, down = (cost.at(MILLION) for cost in costs)
         at = (_time(enrolment), _time(a_round / 1e3), f"{memory / 1024:.3g} GiB", _size(up), _size(down))
@@ -57,6 +57,10 @@ class Cost(NamedTuple):
 def _table(rows: list[tuple[str, ...]]) -> str:
     head = (COLUMNS, ("---", *["--:"] * (len(COLUMNS) - 1)))
     return "\n".join(f"| {' | '.join(row)} |" for row in (*head, *rows))
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds:,.0f} µs" if seconds >= 100 else f"{seconds:.3g} µs"
 
 
 def _bytes(kilobytes: float) -> str:
