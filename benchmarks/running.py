@@ -18,7 +18,7 @@ from benchmarks.machine import commit, machine
 from benchmarks.page import figure, render
 from benchmarks.results import Entry, LeftOut, Part, Results
 
-PARTS = ("rounds", "warm", "scale", "centralised", "mixed", "hm1", "hm2", "partitions", "ingest")
+PARTS = ("rounds", "warm", "scale", "centralised", "mixed", "hm1", "hm2", "partitions", "ingest", "where", "to_error", "growth")
 """Modules here with `measure(quick) -> Part`, in the order of the page."""
 
 FAILED = "failed: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 
+from benchmarks.million import tables
+from benchmarks.results import Part
+
 ROOT = Path(__file__).resolve().parents[2]
 
 TAKEN = {"reference/contract.md": "datasets/README.md", "reference/decisions.md": "DECISIONS.md", "reference/changelog.md": "CHANGELOG.md"}
@@ -24,6 +28,9 @@ FONT = Path(str(find_spec("ziamath").origin)).parent / "fonts" / "STIXTwoMath-Re
 
 EXAMPLE = re.compile(r"(\n {4}fedlin [^\n]*)\n(?=\n {4}fedlin )")
 """One that another follows, in a help text: there they are paragraphs, here the lines of one block."""
+
+GROWTH = "<!-- growth -->"
+"""Where a page has the tables of it."""
 
 MATH = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
@@ -44,6 +51,23 @@ def command_line() -> str:
     command: Any = typer.main.get_command(app)
     told = get_docs_for_click(obj=command, ctx=typer.Context(command), name="fedlin", title="Command line")
     return EXAMPLE.sub(r"\1", told)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """The tables of what a million devices would take."""
+    return markdown.replace(GROWTH, growth()) if GROWTH in markdown else markdown
+
+
+def growth() -> str:
+    """Of the benchmarks' results; a sentence where they have no such part."""
+    file = ROOT / "benchmarks" / "results.json"
+    entries = json.loads(file.read_text())["entries"] if file.exists() else []
+    parts = [Part.model_validate(each["part"]) for each in entries if each["name"] == "growth" and each["part"]]
+    return (
+        tables(parts[0])
+        if parts
+        else "Not measured yet: `python -m benchmarks growth` does, and the documents take its figures when they are built.\n"
+    )
 
 
 def on_page_content(content: str, **_: Any) -> str:
