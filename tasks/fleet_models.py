@@ -19,6 +19,7 @@ from fedcore.rows import Floats
 from fedcore.trees import Arrays, from_npz, npz, unpack
 from tasks.checkpoint import RunFolder
 from tasks.newcomers import fleet_prior
+from tasks.results import FLEET
 
 FIELDS = ("mean", "covariance", "noise")
 
@@ -45,7 +46,7 @@ def build_model(folder: RunFolder) -> FleetModel:
         posteriors = {device: _posterior(*each) for device, each in zip(known["devices"].tolist(), arrays, strict=True)}
     algorithm, spec = (
         algorithm_class(config["algorithm"])(**config["options"]),
-        FleetSpec(tuple(server["devices"].tolist()), len(stored["Theta"])),
+        FleetSpec(tuple(server[FLEET].tolist()), len(stored["Theta"])),
     )
     algorithm.init_server(spec)  # its state's classes are known from then on
     found = fleet_prior(algorithm, spec, unpack(server))

@@ -20,6 +20,9 @@ from fedcore.posterior import AnyPosterior, Posterior, Summary, coefficient_summ
 from fedcore.trees import Arrays, npz, pack
 from tasks.device import DeviceReport
 
+FLEET = "fleet"
+"""Under what name the server's state has the fleet's device ids beside it; no state has a part of that name."""
+
 COURSE = ("time", "observed", "predicted", "tested")
 """Columns of a trajectory."""
 
@@ -73,7 +76,7 @@ def write_results(
     if known:
         write_durably(folder / "posterior.npz", npz(_posteriors(known, coefficients, fitted)))
         write_durably(folder / "posteriors.parquet", _parquet(posterior_table(known, coefficients)))
-    write_durably(folder / "server.npz", npz({**pack(server), "devices": np.array(list(device_ids))}))
+    write_durably(folder / "server.npz", npz({**pack(server), FLEET: np.array(list(device_ids))}))
     levels = list(enumerate(LEVELS)) if known else []
     table = pa.table(
         {

@@ -24,7 +24,7 @@ from fedcore.rows import Booleans, Floats
 from fedcore.trees import from_npz, unpack
 from tasks.checkpoint import Ledger, Record, RunFolder
 from tasks.newcomers import fleet_prior
-from tasks.results import COURSE
+from tasks.results import COURSE, FLEET
 
 ABSENT, ANSWERED, SILENT, REFUSED = range(4)
 """Of a device in a round: not drawn; answered; drawn and silent; its answer was not taken."""
@@ -192,7 +192,7 @@ def read_found(folder: RunFolder) -> Found:
 def _read(folder: RunFolder, config: Mapping[str, Any], manifest: Mapping[str, Any], ledger: Ledger) -> Found:
     estimates = from_npz(read_file(folder.results / "theta.npz"))
     stored = from_npz(read_file(folder.results / "server.npz"))
-    coefficients, devices, fleet = (tuple(names.tolist()) for names in (estimates["coefficients"], estimates["devices"], stored["devices"]))
+    coefficients, devices, fleet = (tuple(names.tolist()) for names in (estimates["coefficients"], estimates["devices"], stored[FLEET]))
     algorithm, spec = algorithm_class(config["algorithm"])(**config["options"]), FleetSpec(fleet, len(coefficients))
     algorithm.init_server(spec)  # its state's classes are known from then on
     server, table = unpack(stored), _table(folder, "devices.parquet")

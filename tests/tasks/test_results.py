@@ -9,13 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedcore import Posterior, coefficient_summary
+from fedcore.algorithm import ALGORITHMS, FleetSpec, algorithm_class
 from fedcore.data import Fitted
 from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
 from fedcore.metrics import Score
 from fedcore.posterior import AnyPosterior
 from fedcore.selection import Paired
+from fedcore.trees import from_npz, npz, pack, unpack
 from tasks.device import DeviceReport
-from tasks.results import write_results
+from tasks.results import FLEET, write_results
 
 EXCESS = Paired(-0.5, 0.1)
 NAMES = ("intercept", "x")
@@ -89,3 +91,15 @@ def test_mixtures_are_stored_by_their_moments(tmp_path: Path) -> None:
 def test_without_posteriors_there_are_no_files_of_them(tmp_path: Path) -> None:
     written(tmp_path, {"a": None})
     assert {file.name for file in tmp_path.iterdir()} == {"theta.npz", "server.npz", "devices.parquet"}
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_the_server_s_state_is_found_again_beside_the_fleet(name: str, tmp_path: Path) -> None:
+    """No part of it has the name of what is beside it."""
+    spec = FleetSpec(("a", "b", "c"), 2)
+    server = algorithm_class(name)().init_server(spec)
+    reports = [DeviceReport("a", 5, np.zeros(2), Score(2, 1.0), Score(2, 2.0), None, EXCESS, None, None)]
+    write_results(tmp_path, reports, NAMES, server, device_ids=spec.device_ids, gaps={})
+    stored = from_npz((tmp_path / "server.npz").read_bytes())
+    assert stored[FLEET].tolist() == list(spec.device_ids)
+    assert npz(pack(unpack(stored))) == npz(pack(server))
