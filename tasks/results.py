@@ -20,8 +20,8 @@ from fedcore.posterior import AnyPosterior, Posterior, Summary, coefficient_summ
 from fedcore.trees import Arrays, npz, pack
 from tasks.device import DeviceReport
 
-FLEET = "fleet"
-"""Under what name the server's state has the fleet's device ids beside it; no state has a part of that name."""
+FLEET = "device-ids"
+"""Under what name the fleet's ids are beside the server's state. No part of a state can have it: those are names of Python."""
 
 COURSE = ("time", "observed", "predicted", "tested")
 """Columns of a trajectory."""

@@ -311,7 +311,7 @@ def test_devices_that_give_no_result_are_named(
     assert "no result, device b: RuntimeError in its final step" in capfd.readouterr().err
     with np.load(home / "runs/run/results/theta.npz") as theta, np.load(home / "runs/run/results/server.npz") as stored:
         assert theta["devices"].tolist() == ["a", "c", "d", "e"]
-        assert stored["fleet"].tolist() == list(dataset.device_ids)
+        assert stored["device-ids"].tolist() == list(dataset.device_ids)
 
     faults.failing = {name: set(range(faults.reads[name] + 4, faults.reads[name] + 7)) for name in ("a", "b", "c")}
     lost = run(home, read_config({"dataset": "small", "rounds": 2}), run_id="other")
