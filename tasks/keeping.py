@@ -1,7 +1,7 @@
 """What devices keep between tasks, in files: their state, and their rows as they were read.
 
 A device on its own keeps both in `.fedlin` below its own folder. Devices of a cohort, which one task opens together, keep them in one file
-each below the data set's folder, `.fedlin/<run_id>/cohort-00012.npz` and `.rows.npz`: thousands of small files would cost more than
+each below the data set's folder, `.fedlin/<run_id>/cohort-00012.state` and `.rows`: thousands of small files would cost more than
 the steps.
 Files are replaced whole, and a receipt says which of two states counts, so one that is written twice, or not at all, does no harm.
 """
@@ -21,7 +21,7 @@ from fedcore.rows import DeviceData
 from fedcore.trees import dump_all, load_all
 from tasks.ground import Ground, Owner
 
-STATE, ROWS = ".npz", ".rows.npz"
+STATE, ROWS = ".state", ".rows"
 
 OF_RUNS, COHORT = ".fedlin", "cohort-"
 """The folder of a data set with a folder for each run, and what the names of files of cohorts in it begin with."""

@@ -201,7 +201,7 @@ def await_round(home: Path, round_num: int) -> Path:
 
 def states(dataset: Dataset) -> list[int]:
     """When each device's state was last written."""
-    return [file.stat().st_mtime_ns for file in sorted(dataset.path.glob("device=*/.fedlin/*.npz"))]
+    return [file.stat().st_mtime_ns for file in sorted(dataset.path.glob("device=*/.fedlin/*.state"))]
 
 
 @pytest.mark.slow

@@ -73,8 +73,8 @@ def test_tasks_and_files_are_those_of_cohorts(server: Orchestrator, home: Path, 
     assert server.drain(result["flow_run_id"], result["task_runs"]) == {"COMPLETED": result["task_runs"]}
     names = [each.name for each in task_runs(result["flow_run_id"])]
     assert {"enrol cohort 00000 (2 devices)", "round 2 cohort 00002 (1 devices)", "finalize cohort 00001 (2 devices)"} <= set(names)
-    assert sorted(str(each.relative_to(dataset.path)) for each in dataset.path.glob("**/.fedlin/**/*.npz")) == [
-        f".fedlin/run/cohort-0000{c}.npz" for c in range(3)
+    assert sorted(str(each.relative_to(dataset.path)) for each in dataset.path.glob("**/.fedlin/**/*.state")) == [
+        f".fedlin/run/cohort-0000{c}.state" for c in range(3)
     ], "a file a cohort, and the rows are gone"
     assert json.loads((home / "runs/run/manifest.json").read_text())["devices_per_task"] == 2
 
@@ -142,7 +142,7 @@ def test_where_no_device_of_a_cohort_answers_its_task_fails_with_each_ones_reaso
     refusal = state.result(raise_on_failure=False)
     assert str(refusal).startswith("2 of 5 devices cannot take part: device a: the object store cannot be used now (TimeoutError)")
     assert asked == {"a": 3, "b": 1, "c": 1, "d": 1, "e": 1}
-    assert not list(home.glob("datasets/**/*.npz")), "what others have kept is cleared up"
+    assert not list(home.glob("datasets/**/cohort-*")), "what others have kept is cleared up"
 
 
 def test_a_file_that_cannot_be_written_silences_its_cohort_alone(
@@ -218,7 +218,7 @@ def test_a_partition_is_read_once_a_run(
     result = run(home, read_config({"dataset": "small", "rounds": 4, "algorithm": algorithm, "devices_per_task": shared}), "run")
     assert result["rounds"] >= 4
     assert sorted(read) == [f"device={device_id}/part-0.parquet" for device_id in dataset.device_ids]
-    assert not list(dataset.path.glob("**/*.rows.npz")), "what was kept of it dies with the run"
+    assert not list(dataset.path.glob("**/*.rows")), "what was kept of it dies with the run"
 
 
 @pytest.mark.parametrize("shared", [1, 2])
@@ -252,7 +252,7 @@ def test_rows_of_a_run_that_was_killed_go_with_the_next(
 ) -> None:
     dataset = fleet()
     config = read_config({"dataset": "small", "rounds": 1, "devices_per_task": shared})
-    left = [dataset.path / (f"device={name}/.fedlin/dead.rows.npz" if shared == 1 else f".fedlin/dead/cohort-0000{c}.rows.npz")
+    left = [dataset.path / (f"device={name}/.fedlin/dead.rows" if shared == 1 else f".fedlin/dead/cohort-0000{c}.rows")
             for c, name in enumerate("abc")]  # fmt: skip
     for file in left:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -265,11 +265,11 @@ def test_what_cohorts_keep_of_a_device_goes_with_it(server: Orchestrator, home: 
     dataset = fleet()
     run(home, read_config({"dataset": "small", "rounds": 2, "devices_per_task": 2}), "run")
     folder = dataset.path / ".fedlin/run"
-    (folder / "cohort-00007.rows.npz").write_bytes(b"damaged")
+    (folder / "cohort-00007.rows").write_bytes(b"damaged")
     before = {device: Keeping(Ground("run", dataset, 5), place // 2).recall(device) for place, device in enumerate("abcde")}
     for device in "ae":  # one of two in its cohort, and one alone in its
         erase(home / "datasets", "small", device)
-    assert sorted(file.name for file in folder.iterdir()) == ["cohort-00000.npz", "cohort-00001.npz"]
+    assert sorted(file.name for file in folder.iterdir()) == ["cohort-00000.state", "cohort-00001.state"]
     for place, device in enumerate("bcd", 1):
         assert equal(Keeping(Ground("run", dataset, 5), place // 2).recall(device), before[device])
     with pytest.raises(DeviceRefusal):
@@ -284,4 +284,4 @@ def test_compare_in_cohorts(server: Orchestrator, home: Path, fleet: Callable[..
         compare(config, run_id=f"of-{shared}", return_state=True)
         told.append(json.loads((home / f"runs/of-{shared}/result.json").read_text())["methods"])
     assert told[0] == told[1]
-    assert not list(dataset.path.glob("**/*.rows.npz"))
+    assert not list(dataset.path.glob("**/*.rows"))

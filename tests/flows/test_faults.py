@@ -133,7 +133,7 @@ def test_killed_at_random_moments_and_resumed(
 
 def traces(dataset: Dataset) -> list[tuple[str, int]]:
     """When each device's state of each run was last written."""
-    return [(str(file), file.stat().st_mtime_ns) for file in sorted(dataset.path.glob("device=*/.fedlin/*.npz"))]
+    return [(str(file), file.stat().st_mtime_ns) for file in sorted(dataset.path.glob("device=*/.fedlin/*.state"))]
 
 
 def ended(folder: Path) -> bool:

@@ -153,7 +153,7 @@ def test_a_device_that_fails_at_a_site_fails_alone(
     sites, original = near(), Dataset.stamp
 
     def stamp(dataset: Dataset, device_id: str, *before: Any) -> Any:
-        if device_id == "d" and (dataset.path / "device=d/.fedlin/run.npz").exists():
+        if device_id == "d" and (dataset.path / "device=d/.fedlin/run.state").exists():
             raise RuntimeError(ROWS)
         return original(dataset, device_id, *before)
 

@@ -144,7 +144,7 @@ def test_a_full_disk_leaves_what_was_there(
 def test_a_device_is_removed_with_its_state(make: Callable[..., Dataset], tmp_path: Path) -> None:
     make()
     (tmp_path / "demo/device=2/.fedlin").mkdir()
-    (tmp_path / "demo/device=2/.fedlin/run.npz").write_bytes(b"state")
+    (tmp_path / "demo/device=2/.fedlin/run.state").write_bytes(b"state")
     (tmp_path / "demo/device=3/part-0.parquet").write_bytes(b"damaged")
     for device in ("2", "3"):
         remove_device(tmp_path, "demo", device)

@@ -57,9 +57,9 @@ def test_states_are_read_back_in_a_process_that_has_done_nothing_else(prior: Any
     """As a resume does, after a kill."""
     algorithm, fleet = Hm2(prior=prior), small_fleet()
     server, spec = fit(algorithm, fleet, rounds=2).server, FleetSpec(tuple(fleet), 3)
-    (tmp_path / "server.npz").write_bytes(dump(server))
-    (tmp_path / "device.npz").write_bytes(dump(algorithm.init_device(spec, fleet["a"])))
-    words = [sys.executable, "-c", READ, prior, str(tmp_path / "server.npz"), str(tmp_path / "device.npz")]
+    (tmp_path / "server.state").write_bytes(dump(server))
+    (tmp_path / "device.state").write_bytes(dump(algorithm.init_device(spec, fleet["a"])))
+    words = [sys.executable, "-c", READ, prior, str(tmp_path / "server.state"), str(tmp_path / "device.state")]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
