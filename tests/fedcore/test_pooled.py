@@ -139,6 +139,25 @@ def test_the_loss_is_that_of_the_devices_own_solution() -> None:
     assert fit(Pooled(), fleet).history[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-12)
 
 
+@pytest.mark.parametrize("penalty", [0.0, 3.0])
+@pytest.mark.parametrize("noise", [1.0, 1e-2, 1e-4, 1e-8])
+@pytest.mark.parametrize("near", [1.0, 0.1, 1e-2, 1e-4, 1e-7])
+def test_squares_are_taken_where_they_lose_nothing(near: float, noise: float, penalty: float) -> None:
+    """Many rows, two columns as near to one another as you like, targets explained as well as you like; against a solution by QR."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((400, 5))
+    X[:, 1] = X[:, 0] + near * X[:, 1]
+    y = X @ np.ones(5) + noise * rng.standard_normal(400)
+    result = fit(Pooled(penalty=penalty), {"a": DeviceData.of(X, y)})
+    stacked = np.concatenate([X, np.sqrt(penalty) * np.eye(5)]), np.append(y, np.zeros(5))
+    Q, R = np.linalg.qr(stacked[0])
+    expected = np.linalg.solve(R, Q.T @ stacked[1])
+    rounding = 1e-13 + 1e-15 * noise / near  # of any method: what is not explained weighs in with the square of the condition
+    assert_close(X @ result.theta["a"], X @ expected, rounding)
+    assert_close(result.theta["a"], expected, rounding / near)
+    assert result.history[0]["loss"] == pytest.approx(np.mean((y - X @ expected) ** 2), rel=1e-9 / min(noise, 1.0))
+
+
 @pytest.mark.parametrize("power", [-500, -20, 10, 500])
 @pytest.mark.parametrize("penalty", [0.0, 3.0])
 def test_targets_in_other_units_give_the_same_coefficients(power: int, penalty: float) -> None:

@@ -106,7 +106,7 @@ def test_a_byte_that_has_changed_is_noticed(at: int, by: int) -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"fedlin1\n", b"fedlin1\n\0\0\0\0", npz(pack(Leaf(np.ones(2)))), dump(Leaf(np.ones(2)))[:-1]])
 def test_what_is_no_whole_dump_is_named_misuse(raw: bytes) -> None:
-    with pytest.raises(Misuse, match="is damaged|does not hold a state"):
+    with pytest.raises(Misuse, match=r"is damaged|does not hold a state"):
         load(raw)
 
 
