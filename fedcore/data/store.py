@@ -173,14 +173,14 @@ class Dataset:
         PlaceAway
             Where an object store does not answer.
         """
-        folder = self.path / f"{PREFIX}{checked_device_id(device_id)}"
+        name = f"{PREFIX}{checked_device_id(device_id)}"
         try:
-            if not isinstance(folder, Path):
-                return _stamp("", stamps(folder, _is_part))
-            local = str(folder)
-            if before and before == _stamp(stamp_of(local), [(name, stamp_of(f"{local}/{name}")) for name in before.names.split("/")]):
+            if not isinstance(self.path, Path):
+                return _stamp("", stamps(self.path / name, _is_part))
+            local = f"{self.path}/{name}"
+            if before and before == _stamp(stamp_of(local), [(part, stamp_of(f"{local}/{part}")) for part in before.names.split("/")]):
                 return before
-            return _stamp(stamp_of(local), stamps(folder, _is_part))
+            return _stamp(stamp_of(local), stamps(Path(local), _is_part))
         except PlaceAway:
             raise
         except OSError:
