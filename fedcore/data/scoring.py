@@ -74,13 +74,18 @@ class FleetModel(NamedTuple):
             raise DataError(
                 f"new rows: column {DEVICE!r} is {devices.dtype} with {devices.null_count()} gaps: give every row an id as text"
             )
+        if nameless := int((devices == "").sum()):
+            raise DataError(f"new rows: column {DEVICE!r} is empty in {nameless} of {given.height} rows: give every row an id")
         rows = checked_features(given.drop(DEVICE), self.contract, "new rows")
         X, kept = new_design(rows, self.contract, Ranges({}, None), "new rows", self.fitted)
         asked, told = devices.to_numpy()[kept], np.full((3, given.height), np.nan)
         found = np.full((3, len(X)), np.nan)
-        for device in dict.fromkeys(asked.tolist()):
-            own = asked == device
-            found[:, own] = self._of(device, X[own])
+        with np.errstate(over="ignore", invalid="ignore"):
+            for device in dict.fromkeys(asked.tolist()):
+                own = asked == device
+                found[:, own] = self._of(device, X[own])
+        if overflown := int((~np.isfinite(found[0]) | np.isinf(found).any(axis=0)).sum()):
+            raise DataError(f"new rows: predictions of {overflown} rows are not finite: their features are far too large, check the units")
         told[:, kept] = found
         return pl.DataFrame({DEVICE: devices, "mean": told[0], "lower": told[1], "upper": told[2]})
 

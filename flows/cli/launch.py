@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fedcore.data import Dataset, fit_fleet, open_dataset
 from fedcore.data.places import is_file
 from fedcore.errors import DeviceRefusal, FedlinError, Misuse
+from flows.cli.options import BEGUN
 from flows.config import DataConfig, RunConfig
 from flows.progress import say
 from flows.searches import Candidate
@@ -127,6 +128,7 @@ def run_flow(command: str, settings: DataConfig | None, resume: str | None) -> d
         task_runner(settings)  # one that is not there is refused before a server is started
     workspace = Workspace.find()
     run_id = resume or new_run_id()
+    BEGUN[:] = [run_id]
     say(f"run {run_id} on data set {settings.dataset}" if settings else f"run {run_id} goes on")
     with orchestrator(workspace.prefect_home) as server:
         state = _flow_state(command, settings, run_id)

@@ -11,6 +11,9 @@ from typer.main import get_command
 from fedcore.algorithm import ALGORITHMS
 from flows.terminal import quietly
 
+BEGUN: list[str] = []
+"""The run that this process has named, for what is said where it is interrupted."""
+
 KNOWN = ", ".join(sorted(ALGORITHMS))
 
 

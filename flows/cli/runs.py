@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fedcore.errors import Misuse
 from flows.cli import options
 from flows.cli.shown import age, figure
 from flows.terminal import console
@@ -47,7 +48,10 @@ def command(
 
     asked = {"dataset": dataset, "algorithm": algorithm}
     conditions = [f"params.{name} = '{_quoted(name, value)}'" for name, value in asked.items() if value is not None]
-    found = find_runs(Workspace.find().mlflow_store, " and ".join([*conditions, *([where] if where else [])]), _metric(sort), last)
+    store, condition = Workspace.find().mlflow_store, " and ".join([*conditions, *([where] if where else [])])
+    found = find_runs(store, condition, _metric(sort), last)
+    if sort and not found and (others := find_runs(store, condition, None, 1)):
+        raise Misuse(f"none of these runs has a metric {sort!r}: --sort takes one such as {', '.join(sorted(others[0].metrics)[:5])}")
     if as_json:
         print(json.dumps({"runs": [_told(each) for each in found]}, allow_nan=False), flush=True)
     else:
@@ -68,7 +72,7 @@ def _metric(name: str | None) -> str | None:
 
 def _show(out: Console, runs: Sequence[FoundRun], sort: str | None) -> None:
     if not runs:
-        out.print("no such run: fedlin train leaves one, and --where takes MLflow's conditions")
+        out.print("no run: fedlin train leaves one; with --dataset, --algorithm, --where or --sort those are shown that match")
         return
     figures = ["a_rmse", "a_rmse_separate", *([sort] if sort and sort not in ("a_rmse", "a_rmse_separate") else [])]
     table = Table(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tasks as tasks  # isort: skip  (settles the environment, which mlflow reads on import)
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from mlflow.exceptions import MlflowException
@@ -31,7 +32,8 @@ with warnings.catch_warnings():
     from mlflow.pyfunc.model import PythonModel
 
 FILE = "fleet.npz"
-TYPES = {"float64": DataType.double, "int64": DataType.long, "string": DataType.string}
+TYPES = {"float64": DataType.double, "int64": DataType.double, "string": DataType.string}
+"""MLflow would cut the fraction off a number where a whole one is expected; so it is given any, and the model refuses it."""
 
 logger = logging.getLogger("fedlin.tracking")
 
@@ -48,9 +50,16 @@ class Served(PythonModel):
     ) -> pd.DataFrame:
         """See `FleetModel.predict`; what is wrong with the rows is the caller's, in one line."""
         try:
-            return self._model.predict(pa.Table.from_pandas(model_input, preserve_index=False)).to_pandas()
+            return self._model.predict(pa.Table.from_pandas(self._whole(model_input), preserve_index=False)).to_pandas()
         except FedlinError as error:
             raise MlflowException(str(error), error_code=INVALID_PARAMETER_VALUE) from None
+
+    def _whole(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows with the contract's integers as such, where all of a column are."""
+        columns = self._model.contract.columns
+        numbers = (str(name) for name in rows if rows[name].dtype.kind == "f")
+        wanted = [name for name in numbers if name in columns and columns[name].type == "int64"]
+        return rows.astype({name: "Int64" for name in wanted if bool(np.all(rows[name].dropna().to_numpy() % 1 == 0))})
 
 
 def write_model(folder: RunFolder) -> None:

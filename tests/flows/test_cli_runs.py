@@ -78,7 +78,9 @@ def test_the_table_fits_eighty_columns(home: Path, capsys: pytest.CaptureFixture
     assert "(failed)" in shown
 
 
-@pytest.mark.parametrize("words", [("--where", "a_rmse is small"), ("--dataset", "it's"), ("--sort", "a`b"), ("--last", "0")])
+@pytest.mark.parametrize(
+    "words", [("--where", "a_rmse is small"), ("--dataset", "it's"), ("--sort", "a`b"), ("--sort", "bogus"), ("--last", "0")]
+)
 def test_misuse_is_one_line(words: tuple[str, ...], home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fedlin(*words) == 2
     told = capsys.readouterr()
@@ -89,7 +91,7 @@ def test_misuse_is_one_line(words: tuple[str, ...], home: Path, capsys: pytest.C
 def test_looking_makes_no_store(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FEDLIN_HOME", str(tmp_path))
     assert fedlin() == 0
-    assert capsys.readouterr().out.startswith("no such run")
+    assert capsys.readouterr().out.startswith("no run: fedlin train leaves one")
     assert not list(tmp_path.iterdir())
 
 

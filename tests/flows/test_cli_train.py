@@ -218,7 +218,8 @@ def test_interrupted_says_how_to_go_on(
     out, err = begun.communicate(timeout=LIMIT)
     assert begun.returncode == status
     assert out == ""
-    assert err.splitlines()[-1] == f"fedlin: error: {what}: a run that has begun its rounds goes on with fedlin train --resume RUN_ID"
+    words = f"fedlin: error: {what}: a run that has begun its rounds goes on with fedlin train --resume {folder.name}"
+    assert err.splitlines()[-1] == words
     assert "Traceback" not in err
     assert not (folder / "result.json").exists()
     resumed = subprocess.run([*FEDLIN, "train", "--resume", folder.name], env=environment, capture_output=True, text=True, check=False)

@@ -117,6 +117,9 @@ def test_a_server_answers_for_devices_it_knows_and_for_others(served: str) -> No
         ({"device": ["b"], "hour": [1]}, "speed"),
         ({"device": ["b"], "hour": [1], "speed": ["canary-word"]}, "speed"),
         ({"hour": [1], "speed": [1.0]}, "device"),
+        ({"device": ["b"], "hour": [3.5], "speed": [1.0]}, "hour"),
+        ({"device": ["b"], "hour": [1], "speed": [1e308]}, "not finite"),
+        ({"device": [""], "hour": [1], "speed": [1.0]}, "device"),
     ],
 )
 def test_a_server_refuses_what_does_not_fit(served: str, rows: dict[str, list[Any]], named: str) -> None:
