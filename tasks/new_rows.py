@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from fedcore.data import Contract
+from fedcore.data.names import shown
 from fedcore.data.scoring import DEVICE
 from fedcore.errors import DataError, Misuse
 
@@ -34,9 +37,17 @@ def read_rows(file: Path, contract: Contract) -> pa.Table:
         if file.suffix == ".parquet":
             return pq.read_table(file)
         return pyarrow.csv.read_csv(file, convert_options=pyarrow.csv.ConvertOptions(column_types=types))
-    except (pa.ArrowException, OSError):  # whose texts quote cells
-        pass
-    raise DataError(f"{file}: cannot be read as {file.suffix[1:]} with the contract's types: numbers with a decimal point, ids as text")
+    except (pa.ArrowException, OSError) as error:  # whose text may quote cells
+        column = re.search(r"column #(\d+)", str(error))
+    if not file.stat().st_size:
+        raise DataError(f"{file} is empty: expected a line with the columns' names, and rows")
+    which = f"column {shown(_header(file)[int(column[1])])}" if column else "it"
+    raise DataError(f"{file}: {which} cannot be read as the contract's types: numbers with a decimal point, whole numbers, ids as text")
+
+
+def _header(file: Path) -> list[str]:
+    with file.open(newline="", errors="replace") as stream:
+        return next(csv.reader(stream))
 
 
 def write_predictions(predicted: Any, file: Path) -> None:

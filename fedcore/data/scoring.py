@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from fedcore.data.checks import checked_features, listed
+from fedcore.data.checks import checked_features
 from fedcore.data.contract import Contract
 from fedcore.data.design import Ranges, new_design
 from fedcore.data.fitted import Fitted
@@ -118,6 +118,6 @@ def fleet_model(
     """
     scaled = [part for part in ("features", "target") if getattr(contract.scaling, part) in ("train", "own")]
     if scaled:
-        what = f"the contract scales its {listed(scaled)} by each device's own range, which no run stores"
+        what = f"the contract scales its {' and '.join(scaled)} by each device's own range, which no run stores"
         raise Misuse(f"{what}: predict on the device (fedcore.data.Dataset.predict), or scale by the fleet")
     return FleetModel(contract, fitted, estimates, posteriors, prior)

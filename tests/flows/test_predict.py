@@ -64,8 +64,11 @@ def test_files_that_cannot_be_read_are_refused(home: Path, fleet: Callable[..., 
     train(TrainConfig(dataset="small", rounds=2, algorithm="eb"), run_id="run", return_state=True)
     bad = home / "bad.csv"
     bad.write_text("device," + ",".join(dataset.contract.features) + "\na,canary-1,2,3\n")
+    empty = home / "empty.csv"
+    empty.touch()
     for file, said in (
-        (bad, "cannot be read as csv"),
+        (bad, f"bad.csv: column {dataset.contract.features[0]!r} cannot be read as the contract's types"),
+        (empty, "empty.csv is empty: expected a line with the columns' names"),
         (home / "none.csv", "is not there"),
         (home / "rows.txt", "expected a name that ends in"),
     ):
