@@ -89,5 +89,5 @@ def test_what_is_wrong_is_named_without_values(tmp_path: Path) -> None:
 
 def test_ranges_of_devices_are_not_stored(tmp_path: Path) -> None:
     data = dataset(tmp_path, scaling={"features": "train", "target": "train"})
-    with pytest.raises(Misuse, match="scales features and target by each device's own range, which no run stores"):
+    with pytest.raises(Misuse, match="scales its features and target by each device's own range, which no run stores"):
         fleet_model(data.contract, data.fitted, {}, {}, None)
