@@ -17,6 +17,7 @@ from fedcore.covariance import Covariance, diagonal
 from fedcore.data.places import is_file, read_file
 from fedcore.data.trajectory import Trajectory
 from fedcore.errors import Misuse, PlaceAway
+from fedcore.linear import LocalSteps
 from fedcore.metrics import LEVELS
 from fedcore.posterior import coefficient_summary
 from fedcore.rounds import Schedule, draw_cohort
@@ -122,6 +123,10 @@ class Found:
         See the classes; None, or empty, where the run has none.
     Omega
         The covariance between the devices of the fleet, where the algorithm has one.
+    unit
+        In what errors are: the target's unit, or what it is scaled by, as words that follow "in"; "" where the contract names none.
+    exchanged
+        Bytes that devices sent before the first round, for the preprocessing.
     fewest_rows
         Rows that a device needs to tell of them, by the contract's disclosure rules.
     time
@@ -147,9 +152,22 @@ class Found:
     prior: Prior | None
     phi: tuple[Hyper, ...]
     Omega: Covariance | None
+    unit: str
+    exchanged: int
     fewest_rows: int
     time: str
     trajectories: Mapping[str, Trajectory]
+
+    @property
+    def sent(self) -> int:
+        """Bytes that the devices sent in the run."""
+        return self.exchanged + sum(entry["uplink_bytes"] for entry in self.history)
+
+    @property
+    def rival(self) -> str:
+        """What a device is compared with that is on its own; see `fedcore.separate.separate_rival`."""
+        stepwise = issubclass(algorithm_class(self.algorithm), LocalSteps)
+        return "as many local steps on its own rows" if stepwise else "exact least squares on its own rows"
 
     @cached_property
     def participation(self) -> np.ndarray[Any, np.dtype[np.int8]]:
@@ -163,6 +181,11 @@ class Found:
             found[[place[device] for device in entry["silent"]], r] = SILENT
             found[[place[device] for device in entry["reasons"]], r] = REFUSED
         return found
+
+
+def _unit(contract: Mapping[str, Any]) -> str:
+    scaling, column = contract["scaling"]["target"], contract["columns"][contract["target"]]
+    return {"train": "shares of the device's own range", "own": "shares of the device's own range"}.get(scaling, column.get("unit") or "")
 
 
 def read_found(folder: RunFolder) -> Found:
@@ -214,6 +237,8 @@ def _read(folder: RunFolder, config: Mapping[str, Any], manifest: Mapping[str, A
         prior=_prior(algorithm, spec, server),
         phi=_phi(folder),
         Omega=getattr(server, "Omega", None),
+        unit=_unit(manifest["contract"]),
+        exchanged=manifest["preprocessing_bytes"]["uplink"] if manifest["preprocessing_bytes"] else 0,
         fewest_rows=manifest["contract"]["disclosure"]["rows"],
         time=manifest["contract"]["split"]["column"] if manifest["contract"]["split"]["kind"] == "time" else "",
         trajectories=_trajectories(folder),

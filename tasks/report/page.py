@@ -95,9 +95,15 @@ def _tiles(found: Found) -> list[tuple[str, str]]:
         ("Mean error alone", f"{scores.alone.mean():.4g}" if known else "–"),
         ("Better with the fleet", f"{int((scores.change < 0).sum())} of {len(scores.devices)}" if known else "–"),
         ("Hurt", str(int(scores.hurt.sum())) if known else "–"),
-        ("Rounds", str(len(found.history))),
-        ("Sent by the devices", size(sum(entry["uplink_bytes"] for entry in found.history))),
+        ("Rounds", _counted(found)),
+        ("Sent by the devices", size(found.sent)),
     ]
+
+
+def _counted(found: Found) -> str:
+    """How many rounds of the main phase there were, and how many that warmed up."""
+    main = sum(entry["phase"] == "main" for entry in found.history)
+    return f"{main} + {len(found.history) - main} to warm up" if main < len(found.history) else str(main)
 
 
 def _sections(found: Found, others: Sequence[Found], charts: dict[str, Chart]) -> list[Section]:
@@ -115,7 +121,7 @@ def _sections(found: Found, others: Sequence[Found], charts: dict[str, Chart]) -
         Section(
             "devices",
             "Device by device",
-            "Errors are root mean squared errors on test rows, in units of the target.",
+            f"Errors are root mean squared errors on test rows, in {found.unit or 'units of the target'}.",
             (),
             {"Devices": devices_table(found, known, others)},
         ),

@@ -95,7 +95,7 @@ def runs_table(founds: Sequence[Found]) -> Table:
         cells = [Cell(f"{i}: {each.run_id}"), Cell(each.algorithm), Cell(each.outcome.name if each.outcome else "")]
         cells += [_figure(ours.mean() if known else np.nan), _figure(ours.max() if known else np.nan)]
         cells += [_figure(alone.mean() if known else np.nan), _whole(int(each.scores.hurt[chosen].sum()) if known else None)]
-        up = sum(entry["uplink_bytes"] for entry in each.history)
+        up = each.sent
         cells += [_whole(len(each.history)), Cell(size(up), str(up), number=True)]
         rows.append(tuple(cells))
     head = ("Run", "Method", "Ended", "Mean error", "Worst device", "Mean alone", "Hurt", "Rounds", "Sent")

@@ -14,6 +14,9 @@ from tasks.report.style import listed
 CHANCE = 0.05
 """p, of a two-sided paired t test over devices, from which on a mean difference may be chance."""
 
+SMALL = 0.01
+"""The share of the error alone below which a mean difference is of no practical size, however sure it is."""
+
 Answer = Literal["yes", "no", "unclear", "unknown"]
 
 
@@ -23,7 +26,7 @@ class Verdict(NamedTuple):
     Attributes
     ----------
     answer
-        `unclear` where the difference may be chance, `unknown` where no device has told a score.
+        `unclear` where the difference may be chance or is very small, `unknown` where no device has told a score.
     headline
         The answer as a person gives it.
     sentences
@@ -36,7 +39,8 @@ class Verdict(NamedTuple):
 
 
 def verdict(found: Found) -> Verdict:
-    """The mean difference in RMSE to each device on its own, paired by device, and whether it may be chance (see `CHANCE`)."""
+    """The mean difference in RMSE to each device on its own, paired by device, whether it may be chance (see `CHANCE`), and whether it
+    is of any size (see `SMALL`)."""
     scores, K = found.scores, len(found.scores.devices)
     if not K:
         rule = f"a score is told of {found.fewest_rows} test rows or more"
@@ -66,6 +70,8 @@ def verdict(found: Found) -> Verdict:
     sure = K > 1 and abs(difference.mean) > stdtrit(K - 1, 1 - CHANCE / 2) * difference.se
     if not sure:
         return Verdict("unclear", "It cannot be told", (*told, "With so few devices, or so small a difference, that may be chance."))
+    if abs(ours / alone - 1) < SMALL:
+        return Verdict("unclear", "Hardly", (*told, f"That is no chance, but less than {100 * SMALL:.0f} %: too little to matter."))
     if difference.mean < 0:
         return Verdict("yes", "Yes" if not hurt else "Yes, but not for every device", tuple(told))
     return Verdict("no", "No", (*told, "Each device is better served on its own, or by another method: fedlin compare tries them all."))

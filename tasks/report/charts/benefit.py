@@ -33,7 +33,7 @@ def benefit(found: Found) -> Chart | None:
     figure = canvas(1.1 + 0.19 * K if K <= NAMED else 3.2)
     panel = figure.subplots()
     if K <= NAMED:
-        _pairs(panel, scores, order)
+        _pairs(panel, scores, order, found.unit)
     elif K <= SINGLE:
         _bars(panel, scores, order)
     else:
@@ -55,7 +55,7 @@ def benefit(found: Found) -> Chart | None:
     return Chart("benefit", "Error with the fleet and alone, device by device", caption, alt, figure)
 
 
-def _pairs(panel: Axes, scores: Scores, order: np.ndarray) -> None:
+def _pairs(panel: Axes, scores: Scores, order: np.ndarray, unit: str) -> None:
     places = np.arange(len(order))[::-1]
     for place, k in zip(places, order, strict=True):
         colour = VERMILLION if scores.hurt[k] else BLUE if scores.change[k] < 0 else PRIOR
@@ -69,7 +69,7 @@ def _pairs(panel: Axes, scores: Scores, order: np.ndarray) -> None:
         panel.set_xscale("log")
     else:
         panel.set_xlim(left=0)
-    panel.set_xlabel("RMSE on test rows (target units)")
+    panel.set_xlabel(f"RMSE on test rows ({unit or 'target units'})")
     grid(panel, "x")
     handles = [
         Line2D([], [], color=MUTED, marker="o", markerfacecolor="none", linestyle="", label="alone"),

@@ -31,7 +31,7 @@ def comparison(founds: Sequence[Found]) -> Chart | None:
     values = np.concatenate(list(errors.values()))
     if values.max() > 20 * values.min() > 0:
         panel.set_xscale("log")
-    panel.set_xlabel("RMSE on test rows (target units)")
+    panel.set_xlabel(f"RMSE on test rows ({founds[0].unit or 'target units'})")
     grid(panel, "x")
     handles = [
         Line2D([], [], color=VERMILLION, marker="D", markeredgecolor=INK, markeredgewidth=0.6, linestyle="", label="mean over devices"),

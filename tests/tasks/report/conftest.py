@@ -86,6 +86,8 @@ def made() -> Callable[..., Found]:
             "prior": Prior(np.zeros(d), np.full(d, -2.0), np.full(d, 2.0)),
             "phi": (*(Hyper("mu", name, 0.1, -0.1, 0.3, 0.0, 1.0) for name in names), Hyper("log_sigma2", "", -1.0, -1.2, -0.8, 0.0, 3.0)),
             "Omega": np.outer(sign, sign) + 0.1 * np.eye(K),
+            "unit": "bar",
+            "exchanged": 1_000,
             "fewest_rows": 3,
             "time": "hour",
             "trajectories": {device: course(rng) for device in fleet},

@@ -39,6 +39,27 @@ def test_the_answer_is_that_of_a_paired_test(made: Made) -> None:
     assert verdict(scored(made(1), np.array([-0.9]))).answer == "unclear"
 
 
+def test_a_sure_difference_of_no_size_is_no_help(made: Made) -> None:
+    answer = verdict(scored(made(20), np.full(20, -0.002) + 1e-4 * np.random.default_rng(0).standard_normal(20)))
+    assert (answer.answer, answer.headline) == ("unclear", "Hardly")
+    assert "0.2 % less" in answer.sentences[0]
+    assert answer.sentences[-1] == "That is no chance, but less than 1 %: too little to matter."
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rival"), [("hm1", "as many local steps on its own rows"), ("eb", "exact least squares on its own rows")]
+)
+def test_it_says_what_it_is_compared_with_and_all_that_was_sent(algorithm: str, rival: str, made: Made) -> None:
+    found = made(6, rounds=5, algorithm=algorithm)
+    shown = page(found)
+    assert f"Alone: {rival}." in shown
+    assert found.sent == 1_000 + 5 * 80 * 6
+    assert "3.4 kB" in shown
+    assert "4 + 1 to warm up" in shown
+    assert "on test rows, in bar." in shown
+    assert "on test rows, in units of the target." in page(replace(found, unit=""))
+
+
 def test_without_scores_it_says_so_and_what_to_do(made: Made) -> None:
     nobody = Scores((), *(np.zeros(0) for _ in range(3)), np.zeros(0, dtype=bool), None)
     answer = verdict(made(scores=nobody))
