@@ -29,9 +29,10 @@ if (searched && input) {
   const show = () => {
     const asked = input.value.trim().toLowerCase();
     for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(asked);
-    found.textContent = asked ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : "";
+    found.textContent = asked ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : `${rows.length} in all`;
   };
   input.addEventListener("input", show);
+  show();
   input.closest(".search").hidden = false;
 }
 // What scrolls can be reached by keyboard, and nothing else is a stop.

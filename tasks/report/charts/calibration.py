@@ -8,6 +8,12 @@ from fedcore.metrics import LEVELS
 from tasks.report.found import Found, Scores
 from tasks.report.style import BLUE, INK, Chart, canvas, grid, styled
 
+STATED = 0.9
+"""The level that words speak of."""
+
+TOLERATED = 0.02
+"""By what share intervals may miss it and still hold about as often as they say."""
+
 
 @styled
 def calibration(found: Found) -> Chart | None:
@@ -32,8 +38,13 @@ def calibration(found: Found) -> Chart | None:
     grid(panel, "both")
     panel.legend(loc="lower right")
     told = ", ".join(f"{level:.0%} intervals hold {value:.1%}" for level, value in zip(LEVELS, share, strict=True))
+    named = LEVELS.index(STATED)
+    off = share[named] - STATED
+    sure = not abs(off) <= reach[named] and abs(off) > TOLERATED
+    verdict = "too narrow: the true value is outside more often than they say" if off < 0 else "wider than need be"
     rows, devices = int(scores.n.sum()), len(scores.devices)
-    caption = f"Prediction intervals on {rows} test rows of {devices} devices, counted by the devices. Above the line intervals are wider "
+    caption = f"Intervals at {100 * STATED:.0f} % hold {100 * share[named]:.0f} % of the test rows: {verdict if sure else 'about as often as they say'}. "
+    caption += f"Prediction intervals on {rows} test rows of {devices} devices, counted by the devices. Above the line intervals are wider "
     caption += "than need be, as they are where the test targets of a simulated fleet have no noise; below it they are too narrow."
     return Chart("calibration", "Do intervals hold as often as they say?", caption, f"Of the test rows, {told}.", figure)
 
