@@ -43,7 +43,8 @@ def calibration(found: Found) -> Chart | None:
     sure = not abs(off) <= reach[named] and abs(off) > TOLERATED
     verdict = "too narrow: the true value is outside more often than they say" if off < 0 else "wider than need be"
     rows, devices = int(scores.n.sum()), len(scores.devices)
-    caption = f"Intervals at {100 * STATED:.0f} % hold {100 * share[named]:.0f} % of the test rows: {verdict if sure else 'about as often as they say'}. "
+    told_of = f"Intervals at {100 * STATED:.0f} % hold {100 * share[named]:.0f} % of the test rows"
+    caption = f"{told_of}: {verdict if sure else 'about as often as they say'}. "
     caption += f"Prediction intervals on {rows} test rows of {devices} devices, counted by the devices. Above the line intervals are wider "
     caption += "than need be, as they are where the test targets of a simulated fleet have no noise; below it they are too narrow."
     return Chart("calibration", "Do intervals hold as often as they say?", caption, f"Of the test rows, {told}.", figure)
