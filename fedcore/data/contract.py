@@ -329,9 +329,9 @@ class Contract(_Part):
 
     @property
     def digest(self) -> str:
-        """Hex digest of all that the contract says but for what a run may choose, the target and its scaling: of two machines, whether they
-        have the same one."""
-        told = self.model_dump(mode="json", exclude={"target": True, "scaling": {"target"}})
+        """Hex digest of all that the contract says but for its description and what a run may choose, the target and its scaling: of two
+        machines, whether they have the same one."""
+        told = self.model_dump(mode="json", exclude={"description": True, "target": True, "scaling": {"target"}})
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
     def source_file(self, units: Mapping[str, str]) -> SourceFile:

@@ -23,7 +23,7 @@ from tasks.ground import Station
 from tasks.sites.audit import Audit
 from tasks.sites.letters import Letter, Untrusted, fetch, opened, put, read_key, signed
 from tasks.sites.messages import Answer, Described, Failed, Request, Said, packed, suits, unpacked
-from tasks.sites.policy import AUDIT, KEY, read_policy
+from tasks.sites.policy import AUDIT, KEY, Policy, read_policy
 
 STEPS = {
     "summarise": device_summarise,
@@ -44,7 +44,7 @@ class Site:
     Attributes
     ----------
     policy
-        What it answers.
+        What it answers, as it was when the worker began: its name and its exchange stay, all else is looked up for each request.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -89,11 +89,12 @@ class Site:
         try:
             letter = opened(sent, self._key, "request", self.policy.name)
             told |= letter.told
-            self.policy.check_time(letter, time.time())
+            policy = self._present()
+            policy.check_time(letter, time.time())
             if self._audit.had(letter.nonce):
                 raise Untrusted("it has been here before")
             self._audit.note("asked", **told, expires=letter.expires, message_sha256=letter.sha256)
-            dataset = self.policy.allowed(letter.work)
+            dataset = policy.allowed(letter.work)
             algorithm = _algorithm(letter)
             request = unpacked(fetch(self._exchange, letter), Request)
             answer = _carried_out(letter, dataset, algorithm, request)
@@ -101,6 +102,13 @@ class Site:
             self._audit.note("refused", **told, why=str(error))
             raise Refused(f"refused: {error}") from None
         return self._send(letter, answer, told)
+
+    def _present(self) -> Policy:
+        """The policy as it is now: what its owner has just struck out is not answered any more."""
+        try:
+            return read_policy(self._folder)
+        except Misuse:
+            raise Untrusted("the site's policy is not in order") from None
 
     def failed(self, flow_run: str) -> None:
         """Keep the traceback of a failure of the site's own code, which may quote rows, for whoever may read them."""
@@ -113,8 +121,12 @@ class Site:
         reply = letter.model_copy(update={"kind": "answer", "sha256": digest, "work": None})
         counts = {"devices": len(answer.answers), "devices_failed": len(answer.failed)}
         self._audit.note("left", **told, message_sha256=digest, bytes=len(content), **counts)
-        put(self._exchange, reply.uri, content)
-        put(self._exchange, f"{letter.nonce}.letter", json.dumps(signed(reply, self._key)).encode())
+        try:
+            put(self._exchange, reply.uri, content)
+            put(self._exchange, f"{letter.nonce}.letter", json.dumps(signed(reply, self._key)).encode())
+        except OSError as error:
+            self._audit.note("undelivered", **told, message_sha256=digest, why=error.strerror)
+            raise
         return f"{letter.step}: {len(answer.answers)} devices answered, {len(answer.failed)} did not; {len(content)} bytes left"
 
 

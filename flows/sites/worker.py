@@ -30,6 +30,7 @@ from prefect.utilities.engine import propose_state
 from prefect.workers.base import BaseJobConfiguration, BaseWorker, BaseWorkerResult
 
 from fedcore.errors import Misuse
+from flows.progress import say
 from flows.sites.site import Refused, Site
 from tasks.lock import alone
 from tasks.sites.enrolled import FLOW, POOL
@@ -79,6 +80,7 @@ class SiteWorker(BaseWorker[BaseJobConfiguration, Any, SiteResult]):
         with anyio.CancelScope(shield=True):
             await propose_state(self.client, Running(), flow_run_id=flow_run.id)
             ended = await anyio.to_thread.run_sync(self._ended, flow_run.parameters.get("letter"), str(flow_run.id))
+            say(str(ended.message))
             await propose_state(self.client, ended, flow_run_id=flow_run.id)
         return SiteResult(identifier=self.name, status_code=0)
 

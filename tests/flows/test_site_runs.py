@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -219,6 +220,37 @@ def test_a_request_in_order_is_answered_once(near: Callable[..., Near]) -> None:
         with pytest.raises(Refused, match=r"^refused: it has been here before$"):
             site.answer(sent, "f")
     assert [entry["event"] for entry in sites.audit()] == ["asked", "left", "refused", "refused"]
+
+
+def test_what_is_struck_out_of_the_policy_is_refused_from_then_on(near: Callable[..., Near]) -> None:
+    sites = near()
+    site, policy = sites.sites["north"], sites.file.parent / "north/policy.toml"
+    assert site.answer(request(sites), "f").startswith("enrol: 1 devices answered")
+    whole = policy.read_text()
+    policy.write_text(re.sub(r' *"eb",?\n?', "", whole))
+    with pytest.raises(Refused, match=r"^refused: algorithm eb is not among those of the site's policy$"):
+        site.answer(request(sites), "f")
+    policy.write_text("algorithms = [")
+    with pytest.raises(Refused, match=r"^refused: the site's policy is not in order$"):
+        site.answer(request(sites), "f")
+    policy.write_text(whole)
+    assert site.answer(request(sites), "f").startswith("enrol: 1 devices answered")
+
+
+def test_an_answer_that_could_not_leave_is_logged_as_such(near: Callable[..., Near], monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = near()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    sent = request(sites)
+    monkeypatch.setattr("flows.sites.site.put", full)
+    with pytest.raises(OSError, match="No space left"):
+        sites.sites["north"].answer(sent, "f")
+    asked, left, undelivered = sites.audit()
+    assert [each["event"] for each in (asked, left, undelivered)] == ["asked", "left", "undelivered"]
+    assert undelivered["why"] == "No space left on device"
+    assert undelivered["message_sha256"] == left["message_sha256"]
 
 
 CASES: dict[str, tuple[Callable[[Near], object], str]] = {

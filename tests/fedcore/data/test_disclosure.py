@@ -155,5 +155,6 @@ def test_the_digest_is_of_all_but_what_a_run_may_choose() -> None:
     agreed = contract()
     chosen = agreed.model_copy(update={"target": "age", "scaling": agreed.scaling.model_copy(update={"target": "own"})})
     assert chosen.digest == agreed.digest
+    assert agreed.model_copy(update={"description": "Imported from south.csv."}).digest == agreed.digest
     assert contract(rows=4).digest != agreed.digest
     assert agreed.model_copy(update={"scaling": agreed.scaling.model_copy(update={"features": "train"})}).digest != agreed.digest
