@@ -122,15 +122,15 @@ def test_a_run_with_a_device_that_fails_is_told_line_by_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     dataset = fleet()
-    original = device._step
+    original = device._steps
 
-    def failing(station: Any, device_id: str, ready: Any) -> Any:
-        if device_id == "b":
+    def failing(station: Any, ids: Any, ready: Any) -> Any:
+        if "b" in ids:
             part = pl.read_parquet(station.dataset.path / "device=b/part-0.parquet", hive_partitioning=False)
             raise ValueError(f"SECRET {part.row(0)}")
-        return original(station, device_id, ready)
+        return original(station, ids, ready)
 
-    monkeypatch.setattr(device, "_step", failing)
+    monkeypatch.setattr(device, "_steps", failing)
     monkeypatch.setattr(device.device_update, "retries", 0)
     train(read_config({"dataset": "small", "rounds": 2, "options": {"alpha": 0.2}}), run_id="r", return_state=True)
     told = lines(capsys.readouterr().err)
