@@ -59,15 +59,15 @@ def test_a_worker_that_is_killed_costs_another_try(
     """It kills itself in the second round, in the middle of a device's step."""
     fleet()
     _, Theta = run(home, "threads", algorithm="eb")
-    original, killed, here = device._step, str(home / "killed"), os.getpid()
+    original, killed, here = device._steps, str(home / "killed"), os.getpid()
 
-    def step(station: Any, device_id: str, ready: Any) -> Any:
-        if device_id == "c" and ready.broadcast.round_num == 2 and os.getpid() != here and not os.path.exists(killed):
+    def steps(station: Any, ids: Any, ready: Any) -> Any:
+        if "c" in ids and ready[0].broadcast.round_num == 2 and os.getpid() != here and not os.path.exists(killed):
             with open(killed, "w"):
                 os.kill(os.getpid(), signal.SIGKILL)
-        return original(station, device_id, ready)
+        return original(station, ids, ready)
 
-    monkeypatch.setattr(device, "_step", step)
+    monkeypatch.setattr(device, "_steps", steps)
     result, other = run(home, "run", algorithm="eb", runner=runner)
     assert os.path.exists(killed)
     assert (result["outcome"], result["devices_missing"]) == ("completed", [])
