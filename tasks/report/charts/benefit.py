@@ -91,7 +91,7 @@ def _bars(panel: Axes, scores: Scores, order: np.ndarray) -> None:
     better = (height < 0) & ~hurt
     for chosen, colour, hatch in ((better, BLUE, None), (~better & ~hurt, PRIOR, None), (hurt, VERMILLION, HATCH)):
         panel.bar(places[chosen], height[chosen], width=0.9, color=colour, hatch=hatch, edgecolor="white" if hatch else "none", linewidth=0)
-    above = offset_copy(panel.transData, panel.figure, y=4, units="points")  # whatever the scale, the marks stand on their bars
+    above = offset_copy(panel.transData, panel.get_figure(root=True), y=4, units="points")  # at any scale they stand on their bars
     panel.plot(places[hurt], height[hurt], marker="v", markersize=4, color=VERMILLION, linestyle="", transform=above)
     panel.axhline(0.0, color=INK, linewidth=0.8)
     ends = float(min(height.min(), -0.005)), float(max(height.max(), 0.005))
