@@ -99,6 +99,13 @@ class Scores(NamedTuple):
         return self.rmse / self.alone - 1.0
 
 
+class Sent(NamedTuple):
+    """Bytes that the devices sent, and that they were sent."""
+
+    up: int
+    down: int
+
+
 @dataclass(frozen=True)
 class Found:
     """A training run that has left its results.
@@ -125,8 +132,10 @@ class Found:
         The covariance between the devices of the fleet, where the algorithm has one.
     unit
         In what errors are: the target's unit, or what it is scaled by, as words that follow "in"; "" where the contract names none.
+    units
+        By feature or column of time, its unit, where the contract names one and does not scale it away.
     exchanged
-        Bytes that devices sent before the first round, for the preprocessing.
+        What was sent before the first round, for the preprocessing.
     fewest_rows
         Rows that a device needs to tell of them, by the contract's disclosure rules.
     time
@@ -153,21 +162,41 @@ class Found:
     phi: tuple[Hyper, ...]
     Omega: Covariance | None
     unit: str
-    exchanged: int
+    units: Mapping[str, str]
+    exchanged: Sent
     fewest_rows: int
     time: str
     trajectories: Mapping[str, Trajectory]
 
     @property
-    def sent(self) -> int:
-        """Bytes that the devices sent in the run."""
-        return self.exchanged + sum(entry["uplink_bytes"] for entry in self.history)
+    def sent(self) -> Sent:
+        """What was sent in the run, with the exchange before its rounds, as in `result.json`."""
+        up, down = (sum(entry[way] for entry in self.history) for way in ("uplink_bytes", "downlink_bytes"))
+        return Sent(self.exchanged.up + up, self.exchanged.down + down)
+
+    @property
+    def counted(self) -> str:
+        """How many rounds of the main phase there were, which `rounds` bounds, and how many that warmed up."""
+        main = sum(entry["phase"] == "main" for entry in self.history)
+        return f"{main} + {len(self.history) - main} to warm up" if main < len(self.history) else str(main)
 
     @property
     def rival(self) -> str:
         """What a device is compared with that is on its own; see `fedcore.separate.separate_rival`."""
         stepwise = issubclass(algorithm_class(self.algorithm), LocalSteps)
-        return "as many local steps on its own rows" if stepwise else "exact least squares on its own rows"
+        if stepwise:
+            return "as many local steps on its own rows"
+        same = ", with the same penalty" if self.settings.get("penalty") else ""
+        return f"exact least squares on its own rows{same}"
+
+    @property
+    def suffix(self) -> str:
+        """The unit of errors at the end of a heading; what is no unit but words has no room there."""
+        return f", {self.unit}" if self.unit and " " not in self.unit else ""
+
+    def measured(self, name: str) -> str:
+        """A name with its unit, where it has one."""
+        return f"{name} ({self.units[name]})" if name in self.units else name
 
     @cached_property
     def participation(self) -> np.ndarray[Any, np.dtype[np.int8]]:
@@ -186,6 +215,11 @@ class Found:
 def _unit(contract: Mapping[str, Any]) -> str:
     scaling, column = contract["scaling"]["target"], contract["columns"][contract["target"]]
     return {"train": "shares of the device's own range", "own": "shares of the device's own range"}.get(scaling, column.get("unit") or "")
+
+
+def _units(contract: Mapping[str, Any]) -> dict[str, str]:
+    scaled = set(contract["features"]) if contract["scaling"]["features"] != "none" else set[str]()
+    return {name: column["unit"] for name, column in contract["columns"].items() if column.get("unit") and name not in scaled}
 
 
 def read_found(folder: RunFolder) -> Found:
@@ -238,7 +272,8 @@ def _read(folder: RunFolder, config: Mapping[str, Any], manifest: Mapping[str, A
         phi=_phi(folder),
         Omega=getattr(server, "Omega", None),
         unit=_unit(manifest["contract"]),
-        exchanged=manifest["preprocessing_bytes"]["uplink"] if manifest["preprocessing_bytes"] else 0,
+        units=_units(manifest["contract"]),
+        exchanged=Sent(manifest["preprocessing_bytes"]["uplink"], manifest["preprocessing_bytes"]["downlink"]),
         fewest_rows=manifest["contract"]["disclosure"]["rows"],
         time=manifest["contract"]["split"]["column"] if manifest["contract"]["split"]["kind"] == "time" else "",
         trajectories=_trajectories(folder),

@@ -16,9 +16,18 @@ from tasks.report.charts import CHARTS
 from tasks.report.charts.comparison import comparison
 from tasks.report.clusters import clusters
 from tasks.report.found import Found
-from tasks.report.style import Chart, svg
+from tasks.report.style import Chart, narrow, svg
 from tasks.report.tabular import Table, coefficients_table, devices_table, groups_table, runs_table, settings_table
-from tasks.report.words import size, verdict
+from tasks.report.words import intervals, size, verdict
+
+
+class Drawn(NamedTuple):
+    """A chart, with the width of its figure in inches, as elements of the page for a wide window and for a phone's."""
+
+    chart: Chart
+    inches: float
+    wide: Markup
+    narrow: Markup
 
 
 class Section(NamedTuple):
@@ -28,8 +37,10 @@ class Section(NamedTuple):
     ----------
     name, title, lead
         Its anchor, its heading, and what is said before all else.
+    caution
+        Whether that is a caution.
     figures
-        Charts, as elements of the page.
+        Charts, drawn.
     tables
         Tables by caption.
     """
@@ -37,7 +48,8 @@ class Section(NamedTuple):
     name: str
     title: str
     lead: str
-    figures: tuple[tuple[Chart, Markup], ...]
+    caution: bool
+    figures: tuple[Drawn, ...]
     tables: dict[str, Table]
 
 
@@ -83,31 +95,30 @@ def page(found: Found, others: Sequence[Found] = ()) -> str:
     )
 
 
-def _drawn(charts: dict[str, Chart], *names: str) -> tuple[tuple[Chart, Markup], ...]:
-    return tuple((charts[name], Markup(svg(charts[name]))) for name in names if name in charts)
+def _drawn(charts: dict[str, Chart], *names: str) -> tuple[Drawn, ...]:
+    return tuple(_both(charts[name]) for name in names if name in charts)
+
+
+def _both(chart: Chart) -> Drawn:
+    inches, wide = chart.figure.get_figwidth(), Markup(svg(chart))
+    return Drawn(chart, inches, wide, Markup(svg(narrow(chart))))
 
 
 def _tiles(found: Found) -> list[tuple[str, str]]:
     scores = found.scores
     known = bool(scores.devices)
     return [
-        ("Mean error with the fleet", f"{scores.rmse.mean():.4g}" if known else "–"),
-        ("Mean error alone", f"{scores.alone.mean():.4g}" if known else "–"),
+        (f"Mean error with the fleet{found.suffix}", f"{scores.rmse.mean():.4g}" if known else "–"),
+        (f"Mean error alone{found.suffix}", f"{scores.alone.mean():.4g}" if known else "–"),
         ("Better with the fleet", f"{int((scores.change < 0).sum())} of {len(scores.devices)}" if known else "–"),
         ("Hurt", str(int(scores.hurt.sum())) if known else "–"),
-        ("Rounds", _counted(found)),
-        ("Sent by the devices", size(found.sent)),
+        ("Rounds", found.counted),
+        ("Sent by the devices", size(found.sent.up)),
     ]
 
 
-def _counted(found: Found) -> str:
-    """How many rounds of the main phase there were, and how many that warmed up."""
-    main = sum(entry["phase"] == "main" for entry in found.history)
-    return f"{main} + {len(found.history) - main} to warm up" if main < len(found.history) else str(main)
-
-
 def _sections(found: Found, others: Sequence[Found], charts: dict[str, Chart]) -> list[Section]:
-    known = clusters(found)
+    known, held = clusters(found), intervals(found.scores)
     beside = comparison([found, *others]) if others else None
     groups = {"Groups": groups_table(known)} if known and (len(known.groups) > 1 or known.outliers) else {}
     return [
@@ -115,6 +126,7 @@ def _sections(found: Found, others: Sequence[Found], charts: dict[str, Chart]) -
             "runs",
             "Beside other runs",
             "",
+            False,
             _drawn({"comparison": beside}, "comparison") if beside else (),
             {"Runs, on the devices that have a score in all of them": runs_table([found, *others])} if others else {},
         ),
@@ -122,21 +134,23 @@ def _sections(found: Found, others: Sequence[Found], charts: dict[str, Chart]) -
             "devices",
             "Device by device",
             f"Errors are root mean squared errors on test rows, in {found.unit or 'units of the target'}.",
+            False,
             (),
             {"Devices": devices_table(found, known, others)},
         ),
-        Section("trajectories", "Over time", _untold(found), _drawn(charts, "trajectories"), {}),
-        Section("alike", "Devices that are alike", "", _drawn(charts, "correlation"), groups),
+        Section("trajectories", "Over time", _untold(found), False, _drawn(charts, "trajectories"), {}),
+        Section("alike", "Devices that are alike", "", False, _drawn(charts, "correlation"), groups),
         Section(
             "coefficients",
             "What was learned",
             "",
+            False,
             _drawn(charts, "coefficients", "selection", "hyperparameters"),
             {"Coefficients over the devices, in units of the design": coefficients_table(found)},
         ),
-        Section("calibration", "How far intervals can be trusted", "", _drawn(charts, "calibration"), {}),
-        Section("training", "How the training went", _rounds(found), _drawn(charts, "progress", "participation"), {}),
-        Section("settings", "Settings", "", (), {"Settings, with every default": settings_table(found)}),
+        Section("calibration", "How far intervals can be trusted", held.sentence, held.caution, _drawn(charts, "calibration"), {}),
+        Section("training", "How the training went", _rounds(found), False, _drawn(charts, "progress", "participation"), {}),
+        Section("settings", "Settings", "", False, (), {"Settings, with every default": settings_table(found)}),
     ]
 
 
@@ -152,5 +166,10 @@ def _rounds(found: Found) -> str:
     ended = f"The run ended as {found.outcome.name}: {found.outcome.message}." if found.outcome else ""
     if not found.history:
         return ended
+    before, sent = found.exchanged, found.sent
+    ended += f" Devices sent {size(sent.up)} and were sent {size(sent.down)}"
+    if before.up or before.down:
+        ended += f", of which {size(before.up)} and {size(before.down)} in the exchange before the rounds, for the preprocessing"
+    ended += "."
     silent = sum(len(entry["silent"]) for entry in found.history)
     return f"{ended} " + ("Every device that was drawn answered in every round." if not silent else "")

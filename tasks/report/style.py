@@ -7,11 +7,14 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from textwrap import fill
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,6 +41,12 @@ THEMED = {
 DPI = 130
 WIDTH = 7.2
 """Inches."""
+
+NARROW = 3.9
+"""Inches, of what a phone shows."""
+
+LINE = 34
+"""Letters of a line of a label in a figure as wide as that."""
 
 STYLE: Any = {
     "font.size": 8.5,
@@ -127,6 +136,41 @@ def listed(names: Sequence[str], most: int = 5) -> str:
 def png(figure: Figure) -> bytes:
     """As a picture on white paper."""
     return _saved(figure, format="png", dpi=DPI, facecolor="white")
+
+
+@styled
+def narrow(chart: Chart) -> Chart:
+    """The same figure laid out anew for a phone, whose name ends in `-narrow`: legends are in one column, axes have fewer ticks.
+
+    The figure of `chart` itself is changed: save its wide form first.
+    """
+    figure = chart.figure
+    rows = 0
+    for legend in list(figure.legends):
+        handles, labels = legend.legend_handles, [text.get_text() for text in legend.get_texts()]
+        legend.remove()
+        across = 2 if len(labels) > 1 and max(map(len, labels)) <= 24 else 1
+        figure.legend(handles, labels, loc="outside upper left", ncols=across)  # pyright: ignore[reportArgumentType]
+        rows += -(-len(labels) // across)
+    for panel in figure.axes:
+        beside = _across(panel) > 1
+        if isinstance(panel.xaxis.get_major_locator(), MaxNLocator):
+            panel.locator_params(axis="x", nbins=2 if beside else 4)
+        if beside:
+            panel.tick_params(axis="both", labelsize=6.5)
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and text.get_text().count(" ") > 2:
+            text.set_text(fill(text.get_text(), LINE))
+    square = any(panel.get_aspect() == 1.0 and panel.images for panel in figure.axes)
+    height = figure.get_figheight() * (NARROW / figure.get_figwidth() if square else 1.0)
+    figure.set_size_inches(NARROW, height + 0.16 * rows)
+    return chart._replace(name=f"{chart.name}-narrow")
+
+
+def _across(panel: Axes) -> int:
+    """How many panels stand beside each other where this one does."""
+    spec = panel.get_subplotspec()
+    return spec.get_gridspec().ncols if spec else 1
 
 
 @styled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,7 +33,16 @@ class Table(NamedTuple):
 
 def devices_table(found: Found, known: Clusters | None, others: Sequence[Found]) -> Table:
     """A row a device of the fleet: rows, errors, what federation changed, silence, its group, and its error in the other runs."""
-    head = ["Device", "Training rows", "Test rows", "Error with the fleet", "Error alone", "Change", "Verdict", "Rounds missed"]
+    head = [
+        "Device",
+        "Training rows",
+        "Test rows",
+        f"Error with the fleet{found.suffix}",
+        f"Error alone{found.suffix}",
+        "Change",
+        "Verdict",
+        "Rounds missed",
+    ]
     groups = dict(zip(known.devices, known.group.tolist(), strict=True)) if known and (len(known.groups) > 1 or known.outliers) else {}
     head += ["Group"] if groups else []
     head += [f"Error in run {i} ({other.algorithm})" for i, other in enumerate(others, 2)]
@@ -41,7 +51,7 @@ def devices_table(found: Found, known: Clusters | None, others: Sequence[Found])
     rivals = [dict(zip(other.scores.devices, other.scores.rmse.tolist(), strict=True)) for other in others]
     missed = ((found.participation == SILENT) | (found.participation == REFUSED)).sum(axis=1)
     rows: list[tuple[Cell, ...]] = []
-    for device, lost in zip(found.fleet, missed.tolist(), strict=True):
+    for device, lost in sorted(zip(found.fleet, missed.tolist(), strict=True), key=lambda each: _natural(each[0])):
         cells = [Cell(device), _whole(trained.get(device))]
         if (k := scored.get(device)) is None:
             cells += [Cell(UNTOLD, "-1", number=True)] * 4 + [Cell("no result" if device not in trained else "no score")]
@@ -64,7 +74,7 @@ def coefficients_table(found: Found) -> Table:
     head += ["Devices that include it"] if found.known else []
     rows: list[tuple[Cell, ...]] = []
     for j, name in enumerate(found.coefficients):
-        cells = [Cell(name), *(_figure(value) for value in np.quantile(found.Theta[j], (0.0, 0.5, 1.0)))]
+        cells = [Cell(found.measured(name)), *(_figure(value) for value in np.quantile(found.Theta[j], (0.0, 0.5, 1.0)))]
         cells += [_figure(found.prior.mean[j])] if found.prior else []
         cells += [_whole(int(found.known.included[j].sum()))] if found.known else []
         rows.append(tuple(cells))
@@ -95,11 +105,17 @@ def runs_table(founds: Sequence[Found]) -> Table:
         cells = [Cell(f"{i}: {each.run_id}"), Cell(each.algorithm), Cell(each.outcome.name if each.outcome else "")]
         cells += [_figure(ours.mean() if known else np.nan), _figure(ours.max() if known else np.nan)]
         cells += [_figure(alone.mean() if known else np.nan), _whole(int(each.scores.hurt[chosen].sum()) if known else None)]
-        up = each.sent
-        cells += [_whole(len(each.history)), Cell(size(up), str(up), number=True)]
+        up = each.sent.up
+        cells += [Cell(each.counted, str(len(each.history)), number=True), Cell(size(up), str(up), number=True)]
         rows.append(tuple(cells))
     head = ("Run", "Method", "Ended", "Mean error", "Worst device", "Mean alone", "Hurt", "Rounds", "Sent")
     return Table(head, rows)
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """A key by which 2 comes before 10."""
+    parts = re.findall(r"([0-9]+)|([^0-9]+)", name)
+    return [(not number, int(number or 0), number or text) for number, text in parts]
 
 
 def _figure(value: float) -> Cell:

@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
+from fedcore.metrics import LEVELS
 from fedcore.selection import paired
-from tasks.report.found import Found
+from tasks.report.found import Found, Scores
 from tasks.report.style import listed
 
 CHANCE = 0.05
@@ -51,9 +52,10 @@ def verdict(found: Found) -> Verdict:
     better = int((scores.change < 0).sum())
     share = f"{100 * abs(ours / alone - 1):.1f} % {'less' if ours < alone else 'more'}"
     many = "device" if K == 1 else f"{K} devices"
+    unit = f" {found.unit}" if found.unit else ""
     told = [
-        f"On rows that no model has seen, predictions are off by {ours:.4g} (mean over {many}) where each device on its own is off by "
-        f"{alone:.4g}: {share}.",
+        f"On rows that no model has seen, predictions are off by {ours:.4g}{unit} (mean over {many}) where each device on its own is off "
+        f"by {alone:.4g}: {share}.",
         f"{better} of {K} devices {'is' if better == 1 else 'are'} better off with the fleet.",
     ]
     hurt = [scores.devices[k] for k in np.argsort(-scores.change) if scores.hurt[k]]
@@ -75,6 +77,49 @@ def verdict(found: Found) -> Verdict:
     if difference.mean < 0:
         return Verdict("yes", "Yes" if not hurt else "Yes, but not for every device", tuple(told))
     return Verdict("no", "No", (*told, "Each device is better served on its own, or by another method: fedlin compare tries them all."))
+
+
+STATED = 0.9
+"""The level of the intervals that words speak of."""
+
+TOLERATED = 0.02
+"""By what share intervals may miss it and still hold about as often as they say."""
+
+POOR = 0.8
+"""The share of test rows below which it is cautioned against intervals at `STATED`."""
+
+
+class Held(NamedTuple):
+    """How many test rows intervals hold, in words ("" where none are told), and whether that is a caution."""
+
+    sentence: str
+    caution: bool
+
+
+def intervals(scores: Scores) -> Held:
+    """Whether intervals hold as often as they say, by more than two standard errors over devices, and by more than `TOLERATED`."""
+    if scores.covered is None:
+        return Held("", False)
+    share, se = held(scores)
+    named = LEVELS.index(STATED)
+    off = share[named] - STATED
+    sure = not abs(off) <= 2 * np.nan_to_num(se[named]) and abs(off) > TOLERATED
+    judged = "they are too narrow" if off < 0 else "they are wider than need be"
+    told = (
+        f"{100 * STATED:.0f} % intervals hold {100 * share[named]:.0f} % of test rows: {judged if sure else 'about as often as they say'}."
+    )
+    return Held(told, bool(share[named] < POOR))
+
+
+def held(scores: Scores) -> tuple[np.ndarray, np.ndarray]:
+    """By level, the share of all test rows that intervals hold, and its standard error over devices (NaN for one device)."""
+    assert scores.covered is not None
+    n, K = scores.n, len(scores.devices)
+    share = scores.covered.sum(axis=0) / n.sum()
+    if K < 2:
+        return share, np.full(len(share), np.nan)
+    left = scores.covered - n[:, None] * share
+    return share, np.sqrt(K / (K - 1) * (left**2).sum(axis=0)) / n.sum()
 
 
 def size(count: float) -> str:

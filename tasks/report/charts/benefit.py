@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter
+from matplotlib.transforms import offset_copy
 
 from tasks.report.found import Found, Scores
 from tasks.report.style import BLUE, HATCH, INK, MUTED, PRIOR, VERMILLION, Chart, canvas, grid, listed, short, styled
@@ -18,6 +20,9 @@ NAMED = 40
 
 SINGLE = 400
 """The most devices that have a bar of their own."""
+
+STEPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Between labels of a narrow range, as shares."""
 
 RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
@@ -86,10 +91,11 @@ def _bars(panel: Axes, scores: Scores, order: np.ndarray) -> None:
     better = (height < 0) & ~hurt
     for chosen, colour, hatch in ((better, BLUE, None), (~better & ~hurt, PRIOR, None), (hurt, VERMILLION, HATCH)):
         panel.bar(places[chosen], height[chosen], width=0.9, color=colour, hatch=hatch, edgecolor="white" if hatch else "none", linewidth=0)
-    panel.plot(places[hurt], height[hurt] + 0.03, marker="v", markersize=4, color=VERMILLION, linestyle="")
+    above = offset_copy(panel.transData, panel.get_figure(root=True), y=4, units="points")  # at any scale they stand on their bars
+    panel.plot(places[hurt], height[hurt], marker="v", markersize=4, color=VERMILLION, linestyle="", transform=above)
     panel.axhline(0.0, color=INK, linewidth=0.8)
-    ends = float(min(height.min(), -0.05)), float(max(height.max(), 0.05))
-    panel.set_ylim(ends[0] * 1.08, ends[1] * 1.15 + 0.06)
+    ends = float(min(height.min(), -0.005)), float(max(height.max(), 0.005))
+    panel.set_ylim(ends[0] - 0.05 * (ends[1] - ends[0]), ends[1] + 0.1 * (ends[1] - ends[0]))
     panel.yaxis.set_major_locator(FixedLocator(_ticks(*ends)))
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _percent(np.expm1(value))))
     panel.set_xlim(-1, len(order))
@@ -132,7 +138,10 @@ def _legend(panel: Axes, better: int, worse: int, hurt: int) -> None:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Ratios to label, at most about seven."""
+    """Ratios to label, about three to nine: round ones, or in a narrow range round shares of a change."""
+    if high - low < 1.0:
+        step = next(step for step in STEPS if (high - low) / step <= 8)
+        return [float(np.log1p(step * i)) for i in range(math.ceil(math.expm1(low) / step), math.floor(math.expm1(high) / step) + 1)]
     inside = [np.log(ratio) for ratio in RATIOS if low <= np.log(ratio) <= high]
     apart: list[float] = [0.0]
     for value in sorted(inside, key=abs):
@@ -142,4 +151,6 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _percent(change: Any) -> str:
-    return f"{100 * change:+.0f} %".replace("-", "−") if round(100 * change) else "0 %"
+    """A change with its sign; of those below one per cent a decimal too."""
+    told = f"{100 * change:+.{0 if abs(change) >= 0.00995 else 1}f} %"
+    return "0 %" if told in ("+0.0 %", "-0.0 %") else told.replace("-", "−")

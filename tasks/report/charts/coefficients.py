@@ -45,7 +45,7 @@ def coefficients(found: Found) -> Chart | None:
     caption = f"A panel for each column of the design, devices sorted by their coefficient{which}. "
     if found.prior is not None:
         caption += "The band is what the fleet expects of a device of which it knows nothing yet. "
-    caption += "In units of the design, whose columns may be scaled."
+    caption += "A unit in brackets is the column's; a column without may be scaled."
     alt = f"Coefficients of {K} devices. " + " ".join(_in_words(found, j) for j in chosen)
     return Chart("coefficients", "Coefficients by device", caption, alt, figure)
 
@@ -77,7 +77,7 @@ def _forest(panel: Axes, found: Found, j: int) -> None:
         panel.hlines(places, lower, upper, color=BLUE, linewidth=1.0 if len(order) <= 60 else 0.6)
     panel.plot(middle[order], places, marker="o", markersize=3.5 if len(order) <= NAMED else 1.8, color=BLUE, linestyle="")
     panel.axvline(0.0, color=MUTED, linewidth=0.7, zorder=0)
-    panel.set_title(short(found.coefficients[j], 30), loc="left")
+    panel.set_title(short(found.measured(found.coefficients[j]), 30), loc="left")
     panel.set_ylim(-1, len(order))
     panel.locator_params(axis="x", nbins=5)
     grid(panel, "x")

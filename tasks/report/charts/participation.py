@@ -50,7 +50,7 @@ def participation(found: Found) -> Chart | None:
     figure.legend(handles=handles, loc="outside upper left", ncols=4)
     drawn = (did != ABSENT).sum()
     lost = ((did == SILENT) | (did == REFUSED)).sum(axis=1)
-    alt = f"Devices were drawn {drawn} times in {R} rounds and answered {(did == ANSWERED).sum() / max(drawn, 1):.1%} of them. "
+    alt = f"Devices were drawn {drawn} times in {R} rounds and answered {100 * (did == ANSWERED).sum() / max(drawn, 1):.1f} % of them. "
     worst = [found.fleet[k] for k in np.argsort(-lost, kind="stable") if lost[k]]
     alt += f"Silent or not taken at times: {listed(worst)}." if worst else "None was silent when drawn."
     caption = "A row a device, a column a round."

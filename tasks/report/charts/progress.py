@@ -20,7 +20,8 @@ def progress(found: Found) -> Chart | None:
         return None
     rounds = np.arange(1, len(history) + 1)
     loss = np.array([np.nan if each["loss"] is None else each["loss"] for each in history])
-    up, down = (np.cumsum([each[way] for each in history]) for way in ("uplink_bytes", "downlink_bytes"))
+    before = zip(found.exchanged, ("uplink_bytes", "downlink_bytes"), strict=True)
+    up, down = (first + np.cumsum([each[way] for each in history]) for first, way in before)
     figure = canvas(3.4)
     above, below = figure.subplots(2, 1, sharex=True)
     style = {"marker": "o", "markersize": 3} if len(rounds) <= 60 else {}
@@ -44,10 +45,12 @@ def progress(found: Found) -> Chart | None:
         _shade_start(panel, [each["phase"] for each in history])
     figure.align_ylabels()
     settled = _settled(loss)
-    alt = f"Over {len(rounds)} rounds the training error went from {_told(loss[0])} to {_told(loss[-1])}"
+    alt = f"Over {found.counted} rounds the training error went from {_told(loss[0])} to {_told(loss[-1])}"
     alt += f", within 1 % of its last value from round {settled} on" if settled else ""
     alt += f". Devices sent {up[-1] / unit:.3g} {name}, and were sent {down[-1] / unit:.3g} {name}."
-    caption = "The mean training error that devices report in each round, and what has been sent until then. "
+    caption = (
+        "The mean training error that devices report in each round, and what has been sent until then, with the exchange before the first. "
+    )
     other = sorted({each["phase"] for each in history} - {"main"})
     caption += f"Shaded rounds are of other phases than the main one: {', '.join(other)}." if other else ""
     return Chart("progress", "Convergence, and bytes sent", caption.strip(), alt, figure)

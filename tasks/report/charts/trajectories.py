@@ -31,8 +31,8 @@ def trajectories(found: Found) -> Chart | None:
         panel.set_title(short(device), loc="left")
     for panel in panels[len(chosen) :]:
         panel.set_visible(False)
-    figure.supxlabel(short(found.time, 60), fontsize=8.5)
-    figure.supylabel(short(found.target, 60), fontsize=8.5)
+    figure.supxlabel(short(found.measured(found.time), 60), fontsize=8.5)
+    figure.supylabel(short(f"{found.target} ({found.unit})" if found.unit else found.target, 60), fontsize=8.5)
     tested = any(found.trajectories[device].tested.any() for device in chosen)
     handles = [
         Line2D([], [], color=INK, marker="o", markerfacecolor="none", markersize=3.5, linestyle="", label="observed"),

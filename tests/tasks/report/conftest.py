@@ -12,7 +12,7 @@ import pytest
 
 from fedcore.algorithm import Outcome
 from fedcore.data.trajectory import Trajectory
-from tasks.report.found import Found, Hyper, Known, Prior, Scores
+from tasks.report.found import Found, Hyper, Known, Prior, Scores, Sent
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update")
@@ -74,7 +74,7 @@ def made() -> Callable[..., Found]:
             "target": "pressure",
             "algorithm": "hm2",
             "settings": {"eta": 0.1, "rounds": rounds, "seed": 0, "participation": 1.0, "quorum": 0.5},
-            "outcome": Outcome("completed", f"all {rounds} rounds were run", ok=True),
+            "outcome": Outcome("completed", f"all {rounds - 1} rounds were run", ok=True),
             "history": [record(r + 1, fleet) for r in range(rounds)],
             "coefficients": names,
             "fleet": fleet,
@@ -87,7 +87,8 @@ def made() -> Callable[..., Found]:
             "phi": (*(Hyper("mu", name, 0.1, -0.1, 0.3, 0.0, 1.0) for name in names), Hyper("log_sigma2", "", -1.0, -1.2, -0.8, 0.0, 3.0)),
             "Omega": np.outer(sign, sign) + 0.1 * np.eye(K),
             "unit": "bar",
-            "exchanged": 1_000,
+            "units": {"x0": "kW", "hour": "h"},
+            "exchanged": Sent(1_000, 2_000),
             "fewest_rows": 3,
             "time": "hour",
             "trajectories": {device: course(rng) for device in fleet},

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tasks.report.found import Found
@@ -61,10 +64,32 @@ def test_nothing_is_wider_than_the_window(opened: Any) -> None:
     assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.parametrize("opened", ["phone", "light"], indirect=True)
+def test_figures_are_whole_in_the_window(opened: Any) -> None:
+    shown = opened.evaluate(
+        "[...document.querySelectorAll('.drawing svg')].map((each) => each.getBoundingClientRect()).filter((each) => each.width)"
+    )
+    assert len(shown) == opened.locator("figure").count()  # one form of each
+    assert all(each["left"] >= 0 and each["right"] <= opened.viewport_size["width"] for each in shown)
+
+
+def test_a_long_id_does_not_widen_the_page(made: Callable[..., Found], browser: Any, tmp_path: Path) -> None:
+    found, names = made(3), ("d" * 100, "e", "f")
+    scores = found.scores._replace(devices=names, hurt=np.array([True, False, False]))
+    file = tmp_path / "report.html"
+    file.write_text(page(replace(found, fleet=names, devices=names, scores=scores, trajectories={})))
+    shown = browser.new_page(**WAYS["phone"])
+    shown.goto(file.as_uri())
+    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert shown.locator(".verdict").evaluate("each => each.scrollWidth <= each.clientWidth")
+    assert shown.locator("#devices tbody th").first.evaluate("each => each.getBoundingClientRect().width <= 0.5 * innerWidth")
+    shown.close()
+
+
 def test_the_table_sorts_both_ways(opened: Any) -> None:
     heads = opened.locator("#devices thead th")
     names = [name.strip("\xa0↕↑↓ ") for name in heads.all_inner_texts()]
-    error = names.index("Error with the fleet")
+    error = names.index("Error with the fleet, bar")
     for way, falls in (("ascending", False), ("descending", True)):
         heads.nth(error).get_by_role("button").click()
         assert heads.nth(error).get_attribute("aria-sort") == way

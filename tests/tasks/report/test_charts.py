@@ -13,7 +13,7 @@ import pytest
 from fedcore.covariance import LowRank
 from tasks.report.charts import CHARTS
 from tasks.report.charts.benefit import benefit
-from tasks.report.charts.calibration import calibration, held
+from tasks.report.charts.calibration import calibration
 from tasks.report.charts.coefficients import coefficients
 from tasks.report.charts.comparison import comparison
 from tasks.report.charts.participation import participation
@@ -21,6 +21,7 @@ from tasks.report.charts.selection import selection
 from tasks.report.clusters import clusters, silhouette
 from tasks.report.found import ABSENT, ANSWERED, REFUSED, SILENT, Found, Scores
 from tasks.report.style import THEMED, png, svg
+from tasks.report.words import held
 
 PNG = b"\x89PNG\r\n\x1a\n"
 Made = Callable[..., Found]
@@ -83,6 +84,20 @@ def test_the_benefit_names_those_who_are_hurt(made: Made) -> None:
         assert chart.alt.endswith(f"Hurt: d{K - 1:04d}.")
 
 
+@pytest.mark.parametrize("reach", [0.002, 0.02, 0.2, 2.0])
+def test_the_benefit_of_many_has_ticks_at_any_scale(made: Made, reach: float) -> None:
+    found = made(300)
+    change = np.expm1(np.linspace(-reach, reach / 3, 300))
+    chart = benefit(replace(found, scores=found.scores._replace(rmse=found.scores.alone * (1 + change))))
+    assert chart is not None
+    panel = chart.figure.axes[0]
+    low, high = panel.get_ylim()
+    ticks = [tick for tick in panel.get_yticks() if low <= tick <= high]
+    assert 3 <= len(ticks) <= 9
+    labels = [panel.yaxis.get_major_formatter()(tick) for tick in ticks]
+    assert len(set(labels)) == len(labels)
+
+
 def test_coverage_is_of_all_rows_with_an_error_over_devices(made: Made) -> None:
     scores = made(2).scores._replace(n=np.array([10, 30]), covered=np.array([[5, 8, 9, 10], [15, 24, 27, 30]]))
     share, se = held(scores)
@@ -93,7 +108,7 @@ def test_coverage_is_of_all_rows_with_an_error_over_devices(made: Made) -> None:
     assert uneven[1][0] == pytest.approx(np.sqrt(2 / 1 * (5.0**2 + 5.0**2)) / 40)
     chart = calibration(made(2, scores=scores))
     assert chart is not None
-    assert chart.alt.startswith("Of the test rows, 50% intervals hold 50.0%, 80% intervals hold 80.0%, ")
+    assert chart.alt.startswith("Of the test rows, 50 % intervals hold 50.0 %, 80 % intervals hold 80.0 %, ")
 
 
 def test_participation_tells_silent_refused_and_not_drawn_apart(made: Made) -> None:

@@ -14,7 +14,8 @@ from fedcore.algorithm import Outcome
 from fedcore.errors import Misuse
 from tasks.report.found import Found, Scores
 from tasks.report.page import page
-from tasks.report.words import verdict
+from tasks.report.tabular import devices_table
+from tasks.report.words import intervals, verdict
 
 Made = Callable[..., Found]
 
@@ -53,11 +54,43 @@ def test_it_says_what_it_is_compared_with_and_all_that_was_sent(algorithm: str, 
     found = made(6, rounds=5, algorithm=algorithm)
     shown = page(found)
     assert f"Alone: {rival}." in shown
-    assert found.sent == 1_000 + 5 * 80 * 6
+    assert found.sent == (1_000 + 5 * 80 * 6, 2_000 + 5 * 100 * 6)
+    assert "Devices sent 3.4 kB and were sent 5 kB, of which 1 kB and 2 kB in the exchange before the rounds" in shown
     assert "3.4 kB" in shown
     assert "4 + 1 to warm up" in shown
+    assert "all 4 rounds were run" in shown
+    assert "Mean error with the fleet, bar" in shown
+    assert "x0 (kW)" in shown
     assert "on test rows, in bar." in shown
     assert "on test rows, in units of the target." in page(replace(found, unit=""))
+
+
+@pytest.mark.parametrize(
+    ("share", "told", "caution"),
+    [
+        (0.69, "90 % intervals hold 69 % of test rows: they are too narrow.", True),
+        (0.84, "90 % intervals hold 84 % of test rows: they are too narrow.", False),
+        (0.91, "90 % intervals hold 91 % of test rows: about as often as they say.", False),
+        (1.0, "90 % intervals hold 100 % of test rows: they are wider than need be.", False),
+    ],
+)
+def test_it_says_how_many_rows_intervals_hold(share: float, told: str, caution: bool, made: Made) -> None:
+    found = made(10)
+    covered = np.tile([50.0, 60.0, 100 * share, 100.0], (10, 1))
+    found = replace(found, scores=found.scores._replace(n=np.full(10, 100.0), covered=covered))
+    assert intervals(found.scores) == (told, caution)
+    assert (f'<p class="caution">{told}</p>' in page(found)) == caution
+    assert told in page(found)
+
+
+def test_an_exact_rival_has_the_penalty_of_the_run(made: Made) -> None:
+    found = made(2, algorithm="pooled")
+    assert replace(found, settings={**found.settings, "penalty": 0.5}).rival.endswith(", with the same penalty")
+
+
+def test_devices_are_in_the_order_of_their_numbers(made: Made) -> None:
+    found = replace(made(3), fleet=("d1", "d10", "d2"), devices=("d1", "d10", "d2"))
+    assert [row[0].text for row in devices_table(found, None, []).rows] == ["d1", "d2", "d10"]
 
 
 def test_without_scores_it_says_so_and_what_to_do(made: Made) -> None:
