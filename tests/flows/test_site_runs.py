@@ -176,7 +176,8 @@ def test_an_answer_that_was_changed_is_not_taken(
         sites.hand(far, site, sent)
         if site.name == "north" and far.title == "round 1":
             answer = Path(str(site.exchange)) / f"{json.loads(sent['letter'])['nonce']}.answer"
-            answer.write_bytes(answer.read_bytes()[:-1] + b"?")
+            raw = answer.read_bytes()
+            answer.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
 
     monkeypatch.setattr(asking, "_carried_out", hand)
     assert run(sites, home, rounds=1, algorithm="eb")["outcome"] == "completed"
@@ -315,7 +316,10 @@ def test_a_contract_has_to_be_the_agreed_one_and_as_strict_as_the_policy(near: C
         Site(folder).answer(request(sites), "f")
     (folder / "policy.toml").write_text(policy)
     contract = sites.file.parent / "north-data/small/dataset.toml"
-    contract.write_text(contract.read_text().replace("a small fleet", "another fleet"))
+    told = contract.read_text()
+    contract.write_text(told.replace("a small fleet", "another fleet"))
+    assert Site(folder).answer(request(sites), "f").startswith("enrol: 1 devices answered"), "a description is no part of what is agreed"
+    contract.write_text(re.sub(r"(?m)^parameters = .*$", "parameters = 0.75", told))
     with pytest.raises(Refused, match="the site's contract of data set small has changed since its policy agreed to it"):
         Site(folder).answer(request(sites), "f")
 
