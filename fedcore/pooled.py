@@ -179,6 +179,8 @@ class Pooled(BatchedAlgorithm[Server, Device, Down, Up]):
 def solve(factor: Floats, penalty: float) -> tuple[Floats, int]:
     """Minimise |b - A theta|^2 + penalty |theta|^2 for `factor` = (A, b); of several minimisers that of the least norm.
 
+    A is upper triangular where it is square.
+
     Returns
     -------
     theta, rank
@@ -189,6 +191,7 @@ def solve(factor: Floats, penalty: float) -> tuple[Floats, int]:
         return np.full_like(factor[0, :-1], np.nan), 0
     if penalty:
         factor = np.concatenate([factor, np.sqrt(penalty) * np.eye(d, d + 1)])
+    if len(factor) != d:
         factor = _factor(factor, d)
     A, b = factor[:, :-1], factor[:, -1]
     if _independent(A):

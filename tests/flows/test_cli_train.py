@@ -66,7 +66,7 @@ MISUSE = {
     "unknown target": (["train", "small", "--target", "z"], r"no target 'z': choose one of y"),
     "unknown scaling": (["train", "small", "--target-scaling", "z"], r"no target scaling 'z': choose one of none, train, own"),
     "missing configuration": (["train", "--config", "nope.toml"], r"configuration nope.toml cannot be read \(No such file or directory\)"),
-    "unknown run": (["train", "--resume", "nope"], r"no run 'nope' in .*runs: choose one of its folders"),
+    "unknown run": (["train", "--resume", "nope"], r"no run 'nope' in .*runs: fedlin status lists them"),
     "a path as run": (["train", "--resume", "../x"], r"run id '../x' starts with a dot: choose another id"),
     "resume and more": (["train", "small", "--resume", "nope"], r"--resume goes on with the run's own configuration"),
     "unknown case": (["simulate", "hm1-5", "--dataset", "x"], r"no simulated case 'hm1-5': choose one of demo, hm1-1"),

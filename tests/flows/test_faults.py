@@ -36,6 +36,7 @@ from fedcore.rounds import Answers, Call, RoundReport, RunState, Schedule, round
 from fedcore.rows import DeviceData, Floats
 from fedcore.simulate import simulate
 from flows.artifacts import RunArtifacts
+from flows.asking import once
 from flows.config import TrainConfig, read_config
 from flows.orchestrator import Orchestrator
 from flows.train import train
@@ -178,7 +179,7 @@ def test_a_server_that_is_away_is_asked_once(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(httpx.Client, "send", away)
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        RunArtifacts(5, [])
+        RunArtifacts(5, [], once())
     assert len(asked) == 1
 
 
