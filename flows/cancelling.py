@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import httpx
 from prefect.client.orchestration import get_client
@@ -16,6 +15,8 @@ from prefect.context import SettingsContext
 from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
+
+from flows.wrapping import with_parameters_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,6 +73,4 @@ def cancellable(function: F) -> F:
         except RunCancelled as reason:
             return Cancelled(message=str(reason))
 
-    # Prefect looks names in annotations up where a function was written, and this one was written here.
-    cast(Any, ending).__signature__ = inspect.signature(function, eval_str=True)
-    return cast(F, ending)
+    return with_parameters_of(function, ending)

@@ -13,7 +13,7 @@ from prefect.utilities.annotations import opaque
 
 from fedcore.algorithm import Aggregated, AnyAlgorithm, FleetSpec
 from fedcore.data import Contract, Dataset, DeviceCard
-from fedcore.errors import DeviceFailure, Misuse
+from fedcore.errors import DeviceFailure, FedlinError, Misuse
 from fedcore.messages import nbytes
 from fedcore.rounds import Answers, Call, RunState, Schedule, draw_cohort
 from flows.config import RunConfig
@@ -28,6 +28,9 @@ DeviceTask = Task[[Ground, Errand], Answered]
 COHORTS_ABOVE = 1000
 """The largest fleet with a task a device, where nothing else is asked for."""
 
+ENDED = Answered | CohortFailure | DeviceFailure
+"""What a task that was carried out ends with."""
+
 LOST = 2
 """How often a task is given to another worker when its own is lost. What the lost one has done is done again, or told again."""
 
@@ -36,6 +39,10 @@ REMEDY = "mend such a device, or take it out with fedlin data remove"
 
 COHORTS = 40
 """Into how many cohorts larger fleets go."""
+
+
+class WorkersLost(FedlinError):
+    """Tasks that no worker has carried out, though they were given to several: not a device's failure."""
 
 
 class Exchanged(NamedTuple):
@@ -93,6 +100,7 @@ class Fleet:
         self._seed = config.seed
         self._deadline = config.deadline
         self._parent = parent
+        self._lost: list[object] = []
         self._place = {device_id: k for k, device_id in enumerate(self.device_ids)}
 
     @property
@@ -240,6 +248,8 @@ class Fleet:
     def _from_all(self, task: DeviceTask, ground: Ground, *told: Sequence[Any]) -> list[Any]:
         """The answers to a task that no device of the fleet may miss."""
         answers = self._gather(task, ground, self.device_ids, *told)
+        if self._lost:
+            raise WorkersLost(_on_workers(self._lost))
         if self.silent:
             what = f"{len(self.silent)} of {len(self.device_ids)} devices cannot take part: {next(iter(self.silent.values()))}"
             raise Misuse(f"{what}; {REMEDY}")
@@ -254,11 +264,14 @@ class Fleet:
         errands = [Errand(owner, messages) for owner, messages in cohorts.items()]
         found: dict[Owner, object] = {}
         for _ in range(1 + LOST):
-            left = [errand for errand in errands if not isinstance(found.get(errand.owner), Answered | CohortFailure | DeviceFailure)]
+            left = [errand for errand in errands if not isinstance(found.get(errand.owner), ENDED)]
             if not left:
                 break
             self.task_runs += len(left)
             found |= dict(zip((errand.owner for errand in left), map(ended, self._started(task, ground, left)), strict=True))
+        self._lost = [each for each in found.values() if not isinstance(each, ENDED)]
+        if errands and len(self._lost) == len(errands):
+            raise WorkersLost(_on_workers(self._lost))
         answers = {device_id: answer for each in found.values() if isinstance(each, Answered) for device_id, answer in each.answers.items()}
         whose = {device_id: errand.owner for errand in errands for device_id in errand.told if device_id not in answers}
         self.silent = {device_id: _reason(found[owner], device_id) for device_id, owner in whose.items()}
@@ -284,7 +297,13 @@ def ended(future: PrefectFuture[Any]) -> object:
 def _reason(found: object, device_id: str) -> str:
     """Why a device has not answered, by what its task ended with."""
     failure = found.failed.get(device_id) if isinstance(found, Answered | CohortFailure) else found
-    return str(failure) if isinstance(failure, DeviceFailure) else f"device {device_id}: {type(failure).__name__}"
+    return str(failure) if isinstance(failure, DeviceFailure) else f"device {device_id}: its worker was lost ({type(failure).__name__})"
+
+
+def _on_workers(lost: Sequence[object]) -> str:
+    """What to do about lost tasks."""
+    what = f"{len(lost)} tasks were given to workers {1 + LOST} times and came to nothing ({type(lost[0]).__name__})"
+    return f"{what}: see that workers stay up and have this fedlin"
 
 
 def _schedule(config: RunConfig, devices: int, contract: Contract) -> Schedule:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable
-from importlib import import_module
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
+from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
@@ -17,6 +18,7 @@ from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTa
 from fedcore.errors import Misuse
 from flows.config import RunConfig, TrainConfig
 from flows.workspace import Workspace
+from flows.wrapping import with_parameters_of
 from tasks.checkpoint import RunFolder
 from tasks.sites.enrolled import read_sites
 
@@ -25,11 +27,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 THREADS: Any = ThreadPoolTaskRunner(max_workers=4)
 """Device tasks at a time. Their arithmetic is short, and more threads only queue for the interpreter."""
 
+PATIENCE = 60
+"""Seconds for which a run waits for a Dask cluster's first worker, or for another one where all have left."""
+
 EXTRAS = {"dask": ("prefect_dask", "DaskTaskRunner"), "ray": ("prefect_ray", "RayTaskRunner")}
 
 
 class Processes(ProcessPoolTaskRunner):
-    """Processes of this machine. A pool that has lost one takes no further tasks, and is replaced by a new one."""
+    """Processes of this machine. A pool that has lost one takes no further tasks, and is replaced by a new one; and the thread that passes
+    on what the processes tell Prefect tells the run's own server, where a thread by itself would start another one."""
+
+    def __enter__(self) -> Self:
+        """As every task runner does, in the settings of whoever starts it."""
+        self._settings = copy_context()
+        return super().__enter__()
+
+    def _forward_subprocess_messages(self) -> None:
+        self._settings.run(super()._forward_subprocess_messages)
 
     def submit(self, *args: Any, **kwargs: Any) -> PrefectConcurrentFuture[Any]:
         """As every task runner does, with a new pool where this one is broken."""
@@ -70,6 +84,43 @@ def task_runner(config: RunConfig) -> TaskRunner[Any]:
     return kind(address=address)
 
 
+@contextmanager
+def started(config: RunConfig) -> Generator[TaskRunner[Any]]:
+    """What a run's device tasks are to run on, with workers that can carry them out.
+
+    Raises
+    ------
+    Misuse
+        As `task_runner` does, where no cluster or no worker answers, or a worker has another fedlin.
+    """
+    runner, address = task_runner(config), config.dask_address or config.ray_address
+    with ExitStack() as stack:
+        try:
+            if config.runner == "dask":  # whose tasks would wait for ever once all workers have left
+                stack.enter_context(import_module("dask").config.set({"distributed.scheduler.no-workers-timeout": f"{PATIENCE}s"}))
+            stack.enter_context(runner)
+            if config.runner == "dask":
+                _check_workers(cast(Any, runner).client)
+        except (OSError, ValueError) as error:
+            if address is None or isinstance(error, Misuse):
+                raise
+            what = f"no {config.runner.capitalize()} cluster with workers answers at {address!r} ({type(error).__name__})"
+            raise Misuse(f"{what}: start it, or name another one") from None
+        yield runner
+
+
+def _check_workers(client: Any) -> None:
+    """Raises Misuse where a Dask worker lacks this fedlin, which ends it at its first task, and an OSError where there is no worker."""
+    client.wait_for_workers(1, timeout=PATIENCE)
+    expected, remedy = metadata.version("fedlin"), "install the same one where its workers run"
+    try:
+        others = set(client.run(metadata.version, "fedlin").values()) - {expected}
+    except metadata.PackageNotFoundError:
+        raise Misuse(f"a worker of the Dask cluster has no fedlin, expected {expected}: {remedy}") from None
+    if others:
+        raise Misuse(f"a worker of the Dask cluster has fedlin {min(others)}, expected {expected}: {remedy}")
+
+
 def on_runner(function: F) -> F:
     """Make a flow's function start the runner that its configuration asks for, and its tasks use it; put it below `@flow`.
 
@@ -83,12 +134,10 @@ def on_runner(function: F) -> F:
         local = asked is None or (asked.runner == "thread" and not getattr(asked, "sites", None))
         if asked is None or local or context is None:
             return function(config, run_id)
-        with task_runner(asked) as runner, context.model_copy(update={"task_runner": runner}):
+        with started(asked) as runner, context.model_copy(update={"task_runner": runner}):
             return function(config, run_id)
 
-    # Prefect looks names in annotations up where a function was written, and this one was written here.
-    cast(Any, running).__signature__ = inspect.signature(function, eval_str=True)
-    return cast(F, running)
+    return with_parameters_of(function, running)
 
 
 def _given(run_id: str | None) -> RunConfig | None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from filelock import Timeout
 from prefect.client.schemas.objects import State
@@ -20,6 +19,7 @@ from fedcore.data.names import checked_dataset_name
 from fedcore.errors import Misuse
 from flows.config import DataConfig
 from flows.workspace import Workspace
+from flows.wrapping import with_parameters_of
 from tasks.checkpoint import RunFolder
 from tasks.lock import alone
 
@@ -52,9 +52,7 @@ def in_turn(function: F) -> F:
         except TurnedAway as reason:
             return Cancelled(message=str(reason))
 
-    # Prefect looks names in annotations up where a function was written, and this one was written here.
-    cast(Any, waiting).__signature__ = inspect.signature(function, eval_str=True)
-    return cast(F, waiting)
+    return with_parameters_of(function, waiting)
 
 
 @contextmanager

@@ -183,9 +183,13 @@ def _flow_state(command: str, settings: DataConfig | None, run_id: str) -> Any:
 
 def _why(state: Any, command: str, run_id: str) -> FedlinError:
     """Why a flow left no result: its own word where it is fedlin's, else the kind of the failure."""
+    from flows.fleet import WorkersLost
+
     if state.is_cancelled():
         return FedlinError(f"run {run_id} stopped, {state.message}: go on with fedlin {command} --resume {run_id}")
     found = state.result(raise_on_failure=False)
+    if isinstance(found, WorkersLost):
+        return FedlinError(f"{found}; a run that has begun its rounds then goes on with fedlin {command} --resume {run_id}")
     if isinstance(found, FedlinError):
         return found
     return FedlinError(

@@ -69,10 +69,10 @@ class Policy(BaseModel):
         Untrusted
             Where it does not, or would for longer than it may.
         """
-        if letter.expires < now:
-            raise Untrusted(f"it expired {now - letter.expires:.0f} s ago")
-        if letter.expires > now + self.lifetime:
+        if not letter.expires <= now + self.lifetime:  # NaN too, which would count for ever
             raise Untrusted(f"it counts for longer than the {self.lifetime:g} s of the site's policy: lower the site's patience")
+        if letter.expires < now:
+            raise Untrusted(f"it expired {now - letter.expires:.0f} s ago: raise the site's patience, or see that its worker is not behind")
 
     def allowed(self, work: Work | None) -> Dataset:
         """The data set that a run asks for, where the site lets it.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +20,9 @@ import pytest
 from fedcore import Misuse
 from fedcore.data import Dataset
 from flows.config import read_config
+from flows.fleet import WorkersLost
 from flows.orchestrator import Orchestrator
-from flows.runners import EXTRAS, task_runner
+from flows.runners import EXTRAS, started, task_runner
 from flows.train import train
 from tasks import device
 
@@ -43,13 +49,83 @@ def run(home: Path, run_id: str, **settings: Any) -> tuple[dict[str, Any], np.nd
 @pytest.mark.slow
 def test_the_same_result_as_on_threads(runner: str, server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
     fleet()
-    for algorithm, shared in (("hm1", 1), ("eb", 2)):
-        settings = {"algorithm": algorithm, "devices_per_task": shared}
-        expected, Theta = run(home, f"{algorithm}-threads", **settings)
-        result, other = run(home, algorithm, **settings, runner=runner)
-        np.testing.assert_allclose(other, Theta, rtol=1e-12, atol=0)
-        assert result["a_rmse"] == pytest.approx(expected["a_rmse"], rel=1e-12)
-        assert (result["outcome"], result["task_runs"]) == (expected["outcome"], expected["task_runs"])
+    expected, Theta = run(home, "threads", algorithm="hm1")
+    result, other = run(home, "run", algorithm="hm1", runner=runner)
+    np.testing.assert_allclose(other, Theta, rtol=1e-12, atol=0)
+    assert result["a_rmse"] == pytest.approx(expected["a_rmse"], rel=1e-12)
+    assert (result["outcome"], result["task_runs"]) == (expected["outcome"], expected["task_runs"])
+
+
+@pytest.mark.slow
+def test_on_the_command_line(
+    runner: str, server: Orchestrator, home: Path, fleet: Callable[..., Dataset], environment: dict[str, str]
+) -> None:
+    """A process in which other modules are imported than in that of the tests, with a Prefect server of its own."""
+    fleet()
+    expected, Theta = run(home, "threads", algorithm="eb", devices_per_task=2)
+    words = ["train", "small", "--algorithm", "eb", "--rounds", "3", "--devices-per-task", "2", "--runner", runner, "--json"]
+    done = subprocess.run([sys.executable, "-m", "flows.cli.app", *words], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    result = json.loads(done.stdout)
+    assert result["task_runs_recorded"] == result["task_runs"] == expected["task_runs"]
+    with np.load(home / "runs" / result["run_id"] / "results/theta.npz") as stored:
+        np.testing.assert_allclose(stored["Theta"], Theta, rtol=1e-12, atol=0)
+
+
+@pytest.mark.slow
+def test_workers_that_are_lost_again_and_again_are_no_fault_of_a_device(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet()
+    here = os.getpid()
+
+    def steps(*_: Any) -> None:
+        assert os.getpid() != here
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(device, "_steps", steps)
+    config = read_config({"dataset": "small", "rounds": 3, "algorithm": "eb", "runner": "process", "devices_per_task": 5})
+    state = train(config, run_id="run", return_state=True)
+    words = (
+        r"^1 tasks were given to workers 3 times and came to nothing \(BrokenProcessPool\): see that workers stay up and have this fedlin$"
+    )
+    with pytest.raises(WorkersLost, match=words):
+        state.result()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_cluster_without_workers_that_can_do_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed", reason="needs the extra dask")
+    monkeypatch.setattr("flows.runners.PATIENCE", 1)
+
+    def refused(words: str, address: str) -> None:
+        config = read_config({"dataset": "small", "runner": "dask", "dask_address": address})
+        with pytest.raises(Misuse, match=words), started(config):
+            pass
+
+    refused("^no Dask cluster with workers answers at 'nonsense' .*: start it, or name another one$", "nonsense")
+    gc.collect()  # the client that found no cluster; Dask may wait for itself where it is collected while another one starts
+    with distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster:
+        refused("^no Dask cluster with workers answers at .*: start it, or name another one$", cluster.scheduler_address)
+        cluster.scale(1)
+        monkeypatch.setattr("flows.runners.PATIENCE", 60)
+        with started(read_config({"dataset": "small", "runner": "dask", "dask_address": cluster.scheduler_address})):
+            pass
+        real = metadata.version
+
+        def other(name: str) -> str:
+            return real(name) if threading.current_thread() is threading.main_thread() else "0.0.1"
+
+        def none(name: str) -> str:
+            if threading.current_thread() is threading.main_thread():
+                return real(name)
+            raise metadata.PackageNotFoundError(name)
+
+        for found, told in ((other, "fedlin 0.0.1"), (none, "no fedlin")):
+            monkeypatch.setattr(metadata, "version", found)
+            refused(f"^a worker of the Dask cluster has {told}, expected {real('fedlin')}: install", cluster.scheduler_address)
 
 
 @pytest.mark.slow

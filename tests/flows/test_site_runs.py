@@ -266,6 +266,7 @@ CASES: dict[str, tuple[Callable[[Near], object], str]] = {
     "expired": (lambda near: request(near, expires=time.time() - 100), "it expired 100 s ago"),
     "not to expire": (lambda near: request(near, expires=time.time() + 1e6), "it counts for longer than the 3600 s"),
     "never to expire": (lambda near: request(near, expires=float("inf")), "it counts for longer than the 3600 s"),
+    "no number": (lambda near: request(near, expires=float("nan")), "it counts for longer than the 3600 s"),
     "no work": (lambda near: request(near) and without_work(near), "it does not say what is trained"),
     "algorithm": (lambda near: request(near, work={"algorithm": "pooled"}), "algorithm pooled is not among those of the site's policy"),
     "option": (lambda near: request(near, work={"options": {"covariance": "round"}}), "eb: covariance"),
