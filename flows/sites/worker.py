@@ -22,7 +22,8 @@ from filelock import Timeout
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType, WorkPoolFilter, WorkPoolFilterName
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.settings import PREFECT_API_URL, PREFECT_WORKER_QUERY_SECONDS, temporary_settings
 from prefect.states import Completed, Crashed, Failed, Running
@@ -120,10 +121,14 @@ def serve(folder: Path) -> None:
 
 
 def _deploy(name: str) -> None:
-    """Make the site's work pool where it is missing, and its deployment."""
+    """Make the site's work pool where it is missing, and its deployment; requests that a killed worker was at end, so that the server asks
+    again at once."""
     pool = f"{POOL}{name}"
     with get_client(sync_client=True) as client:
         with suppress(ObjectAlreadyExists):
             template = SiteWorker.get_default_base_job_template()
             client.create_work_pool(WorkPoolCreate(name=pool, type=SiteWorker.type, base_job_template=template))
         client.create_deployment(client.create_flow(site_update), name=name, work_pool_name=pool)
+        begun = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING])))
+        for left in client.read_flow_runs(work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])), flow_run_filter=begun):
+            client.set_flow_run_state(left.id, Crashed(message="its worker was lost while it was at it, and is back"), force=True)

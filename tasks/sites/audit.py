@@ -32,7 +32,7 @@ class Audit:
             content = file.read_bytes() if file.exists() else b""
         except OSError as error:
             raise Misuse(f"{file} cannot be read ({error.strerror}): give it back to the site's user") from None
-        self._torn = bool(content) and not content.endswith(b"\n")  # by a machine that went down in the middle of a line
+        self._torn = bool(content) and not content.endswith(b"\n")  # in the middle of a line, by a full disk or a machine that went down
         self._nonces = {entry["nonce"] for entry in map(_entry, content.splitlines()) if entry.get("event") == "asked"}
 
     def had(self, nonce: str) -> bool:
@@ -48,13 +48,12 @@ class Audit:
             As the operating system says.
         """
         line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **told}) + "\n"
-        line, self._torn = "\n" * self._torn + line, False
-        handle = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
-        try:
-            os.write(handle, line.encode())
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        line, self._torn = "\n" * self._torn + line, True
+        with open(self.file, "ab", opener=lambda file, flags: os.open(file, flags, 0o640)) as log:
+            log.write(line.encode())
+            log.flush()
+            os.fsync(log.fileno())
+        self._torn = False
         if event == "asked":
             self._nonces.add(told["nonce"])
 

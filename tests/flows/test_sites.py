@@ -82,6 +82,7 @@ class World(NamedTuple):
     python: Path
     api_url: str
     fleet: dict[str, DeviceData]
+    workers: dict[str, subprocess.Popen[str]]
 
     def home(self, name: str) -> Path:
         return self.root / name
@@ -98,6 +99,12 @@ class World(NamedTuple):
         assert process.returncode == 0, err
         return out
 
+    def serve(self, name: str) -> None:
+        """Start a site's worker, and wait until it serves."""
+        worker = self.workers[name] = self.start(name, "site", "serve", name)
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == f"Worker '{name}' started!\n", worker.communicate()[1]
+
     def audit(self, name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.home(name) / "sites" / name / "audit.jsonl").read_text().splitlines()]
 
@@ -111,7 +118,7 @@ def world(python: Path, server: Orchestrator) -> Iterator[World]:
         devices = small_fleet(rows=(12, 7, 30, 9, 15))
         create_simulated(root, "small", Fleet(devices, np.zeros((3, 5)), np.eye(5)), "a small fleet")
         dataset = open_dataset(root, "small")
-        made = World(root, python, server.api_url, {device: dataset.load(device) for device in dataset.device_ids})
+        made = World(root, python, server.api_url, {device: dataset.load(device) for device in dataset.device_ids}, {})
         for name in USERS:
             (made.home(name) / "datasets" / "small").mkdir(parents=True)
             shutil.copy(root / "small" / "dataset.toml", made.home(name) / "datasets" / "small")
@@ -126,16 +133,14 @@ def world(python: Path, server: Orchestrator) -> Iterator[World]:
         for name in USERS:
             given_to(made, name)
         enrolled(made)
-        workers = {name: made.start(name, "site", "serve", name) for name in EXCHANGES}
         try:
-            for name, worker in workers.items():
-                assert worker.stdout is not None
-                assert worker.stdout.readline() == f"Worker '{name}' started!\n", worker.communicate()[1]
+            for name in EXCHANGES:
+                made.serve(name)
             yield made
         finally:
-            for worker in workers.values():
+            for worker in made.workers.values():
                 worker.send_signal(signal.SIGTERM)
-            for worker in workers.values():
+            for worker in made.workers.values():
                 worker.communicate()
 
 
@@ -244,3 +249,33 @@ def test_what_is_not_the_servers_own_word_is_refused_and_logged(world: World, tr
         state = asked(world, "north", {"letter": request})
         assert (state.is_failed(), state.message) == (True, f"refused: {why}")
     assert [(entry["event"], entry["why"]) for entry in world.audit("north")[before:]] == [("refused", why) for _, why in cases]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_in_mid_round_and_started_again_costs_another_letter(world: World) -> None:
+    rounds = 6
+    words = ["train", "small", "--sites", "sites.toml", *OPTIONS, "--rounds", str(rounds), "--json"]
+    before = len(world.audit("south"))
+    training = world.start("server", *words)
+    while True:
+        assert training.poll() is None, training.communicate()[1]
+        last = world.audit("south")[before:][-1:]
+        if [(entry["event"], entry["step"]) for entry in last] == [("asked", "update")]:
+            world.workers["south"].send_signal(signal.SIGSTOP)
+            if world.audit("south")[-1] == last[0]:
+                break
+            world.workers["south"].send_signal(signal.SIGCONT)
+        time.sleep(0.001)
+    world.workers["south"].kill()
+    world.workers["south"].communicate()
+    world.serve("south")
+    out, err = training.communicate()
+    assert training.returncode == 0, err
+    result = json.loads(out.splitlines()[-1])
+    assert (result["outcome"], result["rounds"], result["devices_missing"]) == ("completed", rounds, [])
+    assert "no answer" not in err
+    expected = fit(ALGORITHM, world.fleet, rounds=rounds)
+    with np.load(Path(result["artifacts"]) / "theta.npz") as stored:
+        np.testing.assert_array_equal(stored["Theta"].T, [expected.theta[device] for device in "abcde"])
+    updates = [entry["event"] for entry in world.audit("south") if entry.get("run_id") == result["run_id"] and entry["step"] == "update"]
+    assert (updates.count("asked"), updates.count("left")) == (rounds + 1, rounds)
