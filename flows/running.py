@@ -67,6 +67,10 @@ def open_data(config: DataConfig, workspace: Workspace, *, elsewhere: bool = Fal
     return opened(workspace.datasets, config.dataset, target=config.target, target_scaling=config.target_scaling)
 
 
+OWN = {"task_runs", "round_s"}
+"""Figures of a result that MLflow is not told: Prefect has the first, and the second follows from the metric `seconds` of each round."""
+
+
 @dataclass(frozen=True)
 class Run(Generic[C]):
     """A run that begins, or one that goes on.
@@ -321,9 +325,13 @@ def _await_recorder(fleet: Fleet) -> None:
 
 
 def _totals(result: Mapping[str, Any]) -> dict[str, float]:
-    """The result's figures as final metrics; bytes under a name of their own, beside the metric of each round."""
+    """The result's figures as final metrics, but for what says nothing of the method: pages that compare runs show each of them.
+
+    Bytes are under a name of their own, beside the metric of each round.
+    """
     figures = {name: value for name, value in result.items() if isinstance(value, int | float) and not isinstance(value, bool)}
-    return {f"total_{name}" if name.endswith("_bytes") else name: value for name, value in figures.items()}
+    told = {name: value for name, value in figures.items() if name not in OWN and (value or "preprocessing" not in name)}
+    return {f"total_{name}" if name.endswith("_bytes") else name: value for name, value in told.items()}
 
 
 def _trained(name: str, cards: Sequence[Mapping[str, Any]]) -> Trained:

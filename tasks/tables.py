@@ -1,4 +1,4 @@
-"""Tables of searches and comparisons, as files."""
+"""Tables of results, searches and comparisons, as files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tomli_w
 
-from fedcore.data.places import Place, make_folder, write_durably
+from fedcore.data.places import Place, make_folder, read_file, write_durably
 
 
 def write_csv(file: Place, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -30,6 +30,18 @@ def write_parquet(file: Place, columns: Mapping[str, Sequence[Any]]) -> None:
     buffer = io.BytesIO()
     pq.write_table(pa.table(dict(columns)), buffer)
     write_durably(file, buffer.getvalue())
+
+
+def read_parquet(file: Place) -> dict[str, list[Any]]:
+    """Columns as they were written, read by this thread alone: one of Arrow's own may still hold the file's content when the process ends,
+    which then aborts.
+
+    Raises
+    ------
+    OSError
+        As the operating system says.
+    """
+    return pq.ParquetFile(io.BytesIO(read_file(file)), pre_buffer=False).read(use_threads=False).to_pydict()
 
 
 def write_toml(file: Place, values: Mapping[str, Any], comment: str) -> None:

@@ -109,7 +109,8 @@ def _numeric_contract(sources: Sequence[Source], where: str, name: str, device: 
     contract = first_contract(sources, where, name, device, target)
     if texts := [column for column, declared in contract.columns.items() if declared.type == "string"]:
         # Nobody has looked at the contract yet, so a number that is misspelt must not pass for text.
-        way = f"write the contract first (fedlin data infer --dataset {name}), and say there which are categories or the split column"
+        command = f"fedlin data infer FILE... --dataset {name} --target {target}"
+        way = f"write the contract first ({command}), and say there which are categories or the split column"
         raise DataError(f"{where}: {listed(texts)} not numeric: {way}")
     return contract
 

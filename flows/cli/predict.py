@@ -43,8 +43,8 @@ def command(model: Model, file: File, output: Output = None, target: options.Tar
         return
     out = console()
     if strangers:
-        some = f"{', '.join(strangers[:5])}{' and others' if len(strangers) > 5 else ''}"
-        out.print(f"not in the fleet, so taken for its prior: {len(strangers)} devices ({some})")
+        some = f"{', '.join(strangers[:5])}{f' and {len(strangers) - 5} others' if len(strangers) > 5 else ''}"
+        out.print(f"not in the fleet, so predicted by its prior: {some}")
     out.print(f"{predicted.height} rows predicted with run {run_id}, in {near(written)}")
 
 

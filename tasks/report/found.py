@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 from scipy.special import ndtri
 
 from fedcore.algorithm import AnyAlgorithm, FleetSpec, Outcome, algorithm_class
@@ -26,6 +24,7 @@ from fedcore.trees import from_npz, unpack
 from tasks.checkpoint import Ledger, Record, RunFolder
 from tasks.newcomers import fleet_prior
 from tasks.results import COURSE, FLEET
+from tasks.tables import read_parquet
 
 ABSENT, ANSWERED, SILENT, REFUSED = range(4)
 """Of a device in a round: not drawn; answered; drawn and silent; its answer was not taken."""
@@ -252,7 +251,7 @@ def _read(folder: RunFolder, config: Mapping[str, Any], manifest: Mapping[str, A
     coefficients, devices, fleet = (tuple(names.tolist()) for names in (estimates["coefficients"], estimates["devices"], stored[FLEET]))
     algorithm, spec = algorithm_class(config["algorithm"])(**config["options"]), FleetSpec(fleet, len(coefficients))
     algorithm.init_server(spec)  # its state's classes are known from then on
-    server, table = unpack(stored), _table(folder, "devices.parquet")
+    server, table = unpack(stored), read_parquet(folder.results / "devices.parquet")
     return Found(
         run_id=folder.run_id,
         dataset=config["dataset"],
@@ -280,10 +279,6 @@ def _read(folder: RunFolder, config: Mapping[str, Any], manifest: Mapping[str, A
     )
 
 
-def _table(folder: RunFolder, name: str) -> dict[str, list[Any]]:
-    return pq.read_table(io.BytesIO(read_file(folder.results / name))).to_pydict()
-
-
 def _scores(table: Mapping[str, list[Any]]) -> Scores:
     columns = zip(table["n_test"], table["rmse_test"], table["rmse_separate"], strict=True)
     told = [k for k, (n, ours, alone) in enumerate(columns) if n and ours is not None and alone]
@@ -301,7 +296,7 @@ def _scores(table: Mapping[str, list[Any]]) -> Scores:
 def _known(folder: RunFolder, coefficients: Sequence[str], devices: Sequence[str]) -> Known | None:
     if not is_file(folder.results / "posteriors.parquet"):
         return None
-    table = _table(folder, "posteriors.parquet")
+    table = read_parquet(folder.results / "posteriors.parquet")
     names, place = ("mean", "lower", "upper", "included"), {device: k for k, device in enumerate(devices)}
     columns = [place[device] for device in table["device"][:: len(coefficients)]]
     by_name = {name: np.array(table[name]).reshape(len(columns), len(coefficients)).T for name in names}
@@ -314,7 +309,7 @@ def _known(folder: RunFolder, coefficients: Sequence[str], devices: Sequence[str
 def _trajectories(folder: RunFolder) -> dict[str, Trajectory]:
     if not is_file(folder.results / "trajectories.parquet"):
         return {}
-    table = _table(folder, "trajectories.parquet")
+    table = read_parquet(folder.results / "trajectories.parquet")
     devices, first = np.unique(table["device"], return_index=True)
     blocks = {name: np.split(np.array(table[name]), np.sort(first)[1:]) for name in COURSE}
     names = devices[np.argsort(first)].tolist()
@@ -325,7 +320,7 @@ def _trajectories(folder: RunFolder) -> dict[str, Trajectory]:
 def _phi(folder: RunFolder) -> tuple[Hyper, ...]:
     if not is_file(folder.results / "phi.parquet"):
         return ()
-    table = _table(folder, "phi.parquet")
+    table = read_parquet(folder.results / "phi.parquet")
     nothing = [np.nan] * len(table["block"])  # runs of earlier versions told no prior
     return tuple(Hyper(*each) for each in zip(*(table.get(name, nothing) for name in Hyper._fields), strict=True))
 

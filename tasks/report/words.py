@@ -52,7 +52,7 @@ def verdict(found: Found) -> Verdict:
     better = int((scores.change < 0).sum())
     share = f"{100 * abs(ours / alone - 1):.1f} % {'less' if ours < alone else 'more'}"
     many = "device" if K == 1 else f"{K} devices"
-    unit = f" {found.unit}" if found.unit else ""
+    unit = f" {found.unit.removeprefix('shares ')}" if found.unit else ""  # a tenth of something is no tenth of shares
     told = [
         f"On rows that no model has seen, predictions are off by {ours:.4g}{unit} (mean over {many}) where each device on its own is off "
         f"by {alone:.4g}: {share}.",

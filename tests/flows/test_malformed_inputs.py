@@ -347,7 +347,7 @@ CASES: dict[str, Case] = {
         FIRST,
         {"in.csv": HEADER + lines("4")},
         (
-            "in.csv: column 'note' is not numeric: write the contract first (fedlin data infer --dataset first), "
+            "in.csv: column 'note' is not numeric: write the contract first (fedlin data infer FILE... --dataset first --target flow), "
             "and say there which are categories or the split column"
         ),
     ),
