@@ -2,19 +2,16 @@
 
 One of them grows at a time. Every run in memory is a process of its own (`benchmarks/alone.py`), and tells the processor's time, the most
 memory beyond the rows, and the bytes of a round's messages. Powers are slopes of least squares of logarithms over the upper part of a
-range, where what does not grow has ceased to matter. What
-that makes of a million devices is in the documents, by `benchmarks/million.py`.
+range, where what does not grow has ceased to matter. What that makes of a million devices is in the documents, by
+`benchmarks/million.py`.
 """
 
 from __future__ import annotations
 
 import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: skip
 
-import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -22,8 +19,8 @@ import numpy as np
 
 from benchmarks.alone import Took, alone
 from benchmarks.results import Bar, Cell, Part
-from benchmarks.scale import build, watched
-from flows.orchestrator import orchestrator
+from benchmarks.scale import build, project, watched
+from flows.fleet import COHORTS
 
 UPPER = 3
 """Points of a range that an exponent is fitted to."""
@@ -99,29 +96,19 @@ def grown(axis: Axis) -> tuple[list[tuple[Cell, ...]], list[Bar]]:
 
 
 def orchestrated(sizes: Sequence[int]) -> tuple[Cell, ...]:
-    """The row of hm1 under Prefect in 100 cohorts, in wall time."""
+    """The row of hm1 under Prefect in as many cohorts as a large fleet has, in wall time."""
     enrolments, times, memory, up, down = [], [], [], [], []
-    with tempfile.TemporaryDirectory() as folder:
-        home, before = Path(folder), os.environ.get("FEDLIN_HOME")
-        os.environ["FEDLIN_HOME"] = folder
-        (home / "datasets").mkdir()
-        try:
-            with orchestrator(home / "prefect"):
-                for K in sizes:
-                    build(home / "datasets", f"fleet{K}", K)
-                    begun = time.perf_counter()
-                    watch, result = watched("hm1", f"fleet{K}", f"grown-{K}", devices_per_task=K // 100)
-                    moments = [watch.enrolled, *(moment for moment, _, _ in watch.rounds)]
-                    enrolments.append(watch.enrolled - begun)
-                    times.append(median(np.diff(moments)[1:]))
-                    memory.append(watch.rounds[-1][1])
-                    up.append(result["uplink_bytes"] / result["rounds"])
-                    down.append(result["downlink_bytes"] / result["rounds"])
-        finally:
-            if before is None:
-                del os.environ["FEDLIN_HOME"]
-            else:
-                os.environ["FEDLIN_HOME"] = before
+    with project() as (datasets, _):
+        for K in sizes:
+            build(datasets, f"fleet{K}", K)
+            begun = time.perf_counter()
+            watch, result = watched("hm1", f"fleet{K}", f"grown-{K}", devices_per_task=K // COHORTS)
+            moments = [watch.enrolled, *(moment for moment, _, _ in watch.rounds)]
+            enrolments.append(watch.enrolled - begun)
+            times.append(median(np.diff(moments)[1:]))
+            memory.append(watch.rounds[-1][1])
+            up.append(result["uplink_bytes"] / result["rounds"])
+            down.append(result["downlink_bytes"] / result["rounds"])
     figures = (enrolments, [1e3 * each for each in times], memory, [each / 1e3 for each in up], [each / 1e3 for each in down])
     pairs = [cell for each in figures for cell in (each[-1], exponent(sizes, each))]
     return ("hm1 under Prefect", "K", f"{sizes[0]:,} to {sizes[-1]:,}", *pairs)
@@ -150,7 +137,7 @@ def measure(quick: bool) -> Part:
             "In memory each run is a process of its own with one thread: the processor's time, medians over main rounds, and the most "
             "memory beyond what the rows take.",
             "Powers are fitted to the three largest points. Where a cost hardly grows, such as rounds with rows, a power tells noise.",
-            "Under Prefect it is wall time, in 100 cohorts: enrolment reads, checks and compresses each device's file; memory is the whole "
-            "process's, server apart.",
+            f"Under Prefect it is wall time, in {COHORTS} cohorts: enrolment reads, checks and compresses each device's file; memory is "
+            "the whole process's, server apart.",
         ),
     )

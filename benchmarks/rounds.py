@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: skip
 
-import os
 import secrets
-import tempfile
 import time
 from pathlib import Path
 from statistics import median
@@ -19,13 +17,13 @@ from prefect.runtime import flow_run
 
 from benchmarks.programs import peer, present
 from benchmarks.results import Bar, Part, medians, ratio
-from benchmarks.scale import build, watched
+from benchmarks.scale import build, project, watched
 from fedcore import DeviceData, FedAvg, Rows
 from fedcore.algorithm import FleetSpec
 from fedcore.data import open_dataset
 from fedcore.fit import InProcess
 from fedcore.rounds import RunState, Schedule, rounds
-from flows.orchestrator import Orchestrator, finished, orchestrator
+from flows.orchestrator import Orchestrator, finished
 from flows.runners import THREADS
 
 K, STEPS, ETA = 100, 20, 0.05
@@ -134,22 +132,18 @@ def bare_maps(count: int) -> tuple[str, list[float]]:
 def measure(quick: bool) -> Part:
     """Seconds a round of each."""
     repeats, count = (1, 4) if quick else (5, 6)
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        os.environ["FEDLIN_HOME"] = folder
-        (home / "datasets").mkdir()
-        build(home / "datasets", "many", K)
-        with orchestrator(home / "prefect") as server:
-            programs = Programs(home, server, count)
-            runs = {
-                "ours": programs.ours,
-                "bare map": programs.bare_map,
-                "Flower": programs.flower,
-                "NumPy loop": programs.numpy_loop,
-                "in memory": programs.in_memory,
-            }
-            runs, notes = present(runs, {"Flower": "flower.py"})
-            seconds = medians(runs, repeats)
+    with project() as (datasets, server):
+        build(datasets, "many", K)
+        programs = Programs(datasets.parent, server, count)
+        runs = {
+            "ours": programs.ours,
+            "bare map": programs.bare_map,
+            "Flower": programs.flower,
+            "NumPy loop": programs.numpy_loop,
+            "in memory": programs.in_memory,
+        }
+        runs, notes = present(runs, {"Flower": "flower.py"})
+        seconds = medians(runs, repeats)
     ours = seconds["ours"]
     apart = max(float(np.abs(theta - programs.theta["ours"]).max()) for theta in programs.theta.values())
     counted = {name: f"{found} of {programs.expected[name]}" for name, found in programs.found.items()}

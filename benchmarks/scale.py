@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -27,7 +28,7 @@ from fedcore.data.evolution import mark_for
 from fedcore.data.parquet import encode
 from flows.config import read_config
 from flows.fleet import Fleet
-from flows.orchestrator import orchestrator
+from flows.orchestrator import Orchestrator, orchestrator
 from flows.train import train
 from tasks.checkpoint import RunFolder
 
@@ -131,15 +132,26 @@ def measure(quick: bool) -> Part:
     return measured(1_500, ["hm1"]) if quick else measured(10_000, ["hm1", "eb"])
 
 
+@contextmanager
+def project() -> Iterator[tuple[Path, Orchestrator]]:
+    """A project folder of its own with a Prefect server, for as long as this lasts: the folder of its data sets, and the server."""
+    before = os.environ.get("FEDLIN_HOME")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FEDLIN_HOME"] = folder
+        (datasets := Path(folder) / "datasets").mkdir()
+        try:
+            with orchestrator(Path(folder) / "prefect") as server:
+                yield datasets, server
+        finally:
+            os.environ.pop("FEDLIN_HOME")
+            os.environ |= {"FEDLIN_HOME": before} if before else {}
+
+
 def measured(K: int, algorithms: list[str]) -> Part:
     """The same of so many devices, and any algorithms."""
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        os.environ["FEDLIN_HOME"] = folder
-        (home / "datasets").mkdir()
-        build(home / "datasets", "many", K)
-        with orchestrator(home / "prefect"):
-            runs = {algorithm: large(algorithm, K) for algorithm in algorithms}
+    with project() as (datasets, _):
+        build(datasets, "many", K)
+        runs = {algorithm: large(algorithm, K) for algorithm in algorithms}
     rows: list[tuple[Cell, ...]] = []
     for name, run in runs.items():
         later = run.rounds[1:]

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: skip
 
-import os
-import tempfile
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,13 +23,12 @@ from prefect.cache_policies import NO_CACHE
 
 import flows.running
 from benchmarks.results import Cell, Part
-from benchmarks.scale import build
+from benchmarks.scale import build, project
 from fedcore import Hm1
 from flows.artifacts import RunArtifacts
 from flows.config import read_config
 from flows.fleet import Fleet, ended
 from flows.metrics import RunMetrics
-from flows.orchestrator import orchestrator
 from flows.progress import RunProgress
 from flows.runners import THREADS
 from flows.train import train
@@ -181,25 +177,15 @@ def one(name: str, devices_per_task: int) -> Clock:
 
 def measure(quick: bool) -> Part:
     """The table."""
-    fleets = {"a task a device": (100, 1), "cohorts": (1_000, 10) if quick else (10_000, 100)}
+    fleets = {"a task a device": (100, 1), "cohorts": (1_000, 25) if quick else (10_000, 250)}
     rows: list[tuple[Cell, ...]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        home, before = Path(folder), os.environ.get("FEDLIN_HOME")
-        os.environ["FEDLIN_HOME"] = folder
-        (home / "datasets").mkdir()
-        try:
-            with orchestrator(home / "prefect"):
-                for kind, (K, shared) in fleets.items():
-                    build(home / "datasets", f"fleet{K}", K)
-                    total, stages = split(one(f"fleet{K}", shared))
-                    floor = median(bare(K // shared, REPEATS))
-                    shares = [stages[stage] / total for stage in STAGES]
-                    rows.append((kind, K, K // shared, total / floor, *shares, 1e3 * total, 1e3 * floor))
-        finally:
-            if before is None:
-                del os.environ["FEDLIN_HOME"]
-            else:
-                os.environ["FEDLIN_HOME"] = before
+    with project() as (datasets, _):
+        for kind, (K, shared) in fleets.items():
+            build(datasets, f"fleet{K}", K)
+            total, stages = split(one(f"fleet{K}", shared))
+            floor = median(bare(K // shared, REPEATS))
+            shares = [stages[stage] / total for stage in STAGES]
+            rows.append((kind, K, K // shared, total / floor, *shares, 1e3 * total, 1e3 * floor))
     return Part(
         name="where",
         title="Where the time of a round under Prefect goes",
