@@ -23,7 +23,7 @@ lint: $(READY)
 # Into build/docs: warnings are errors (mkdocs.yml), and nothing is fetched.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
-	@echo "build/docs/index.html; with its search: $(BIN)/mkdocs serve"
+	@echo "in build/docs; to read it: $(BIN)/python -m http.server --directory build/docs --bind 127.0.0.1 8800"
 
 # Into benchmarks/RESULTS.md and results.json; the quick one, which says little, into build/benchmarks.
 bench: $(READY) $(PEERS)

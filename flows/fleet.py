@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from prefect import Task, unmapped
 from prefect.futures import PrefectFuture
@@ -33,9 +33,6 @@ ENDED = Answered | CohortFailure | DeviceFailure
 
 LOST = 2
 """How often a task is given to another worker when its own is lost. What the lost one has done is done again, or told again."""
-
-REMEDY = "mend such a device, or take it out with fedlin data remove"
-"""For whoever owns the data: no run leaves a device out by itself."""
 
 COHORTS = 40
 """Into how many cohorts larger fleets go."""
@@ -70,6 +67,9 @@ class Fleet:
     task_runs
         How many tasks this backend has started.
     """
+
+    REMEDY: ClassVar[str] = "mend such a device, or take it out with fedlin data remove"
+    """For whoever owns the data: no run leaves a device out by itself."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class Fleet:
             raise WorkersLost(_on_workers(self._lost))
         if self.silent:
             what = f"{len(self.silent)} of {len(self.device_ids)} devices cannot take part: {next(iter(self.silent.values()))}"
-            raise Misuse(f"{what}; {REMEDY}")
+            raise Misuse(f"{what}; {self.REMEDY}")
         return list(answers.values())
 
     def _gather(self, task: DeviceTask, ground: Ground, ids: Sequence[str], *told: Sequence[Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ lines, see `flows.logs`."""
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -12,11 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedcore.rounds import RoundReport
 from flows.logs import about, as_json, log
-from flows.terminal import console, quiet
+from flows.terminal import console, counted, quiet
 from tasks.checkpoint import Record
 
 SHOWN = 3
-"""How many devices are named that did not answer; a fleet may have thousands."""
+"""How many reasons are told why devices did not answer; a fleet may have thousands."""
 
 
 def say(text: str) -> None:
@@ -39,8 +40,8 @@ def say_unanswered(what: str, silent: Mapping[str, str]) -> None:
     """
     _log_silent(f"no {what}", silent)
     if not as_json():
-        for reason in list(silent.values())[:SHOWN]:
-            say(f"no {what}, {reason}")
+        for line in _lines(silent):
+            say(f"no {what}, {line}")
 
 
 def log_round(report: RoundReport, silent: Mapping[str, str], record: Record | None) -> None:
@@ -51,6 +52,14 @@ def log_round(report: RoundReport, silent: Mapping[str, str], record: Record | N
         answered, cohort = len(report.answered), len(report.cohort)
         status = f"{answered} of {cohort} devices answered"
         log(logging.INFO, "round", status, phase=report.phase, counted=report.counted, cohort=cohort, answered=answered, **figures)
+
+
+def _lines(silent: Mapping[str, str]) -> list[str]:
+    """Why devices are silent: a reason that several have, as a site's, is said once, and of many reasons the first ones."""
+    reasons = Counter(silent.values())
+    lines = [reason if number == 1 else f"{reason} ({counted(number, 'device')})" for reason, number in list(reasons.items())[:SHOWN]]
+    more = len(silent) - sum(list(reasons.values())[:SHOWN])
+    return [*lines, f"and {more} more"] if more else lines
 
 
 def _log_silent(what: str, silent: Mapping[str, str]) -> None:
@@ -81,10 +90,8 @@ class RunProgress:
             phase = "" if report.phase == "main" else f" ({report.phase})"
             of = f"{report.round_num} of {self._total + report.round_num - main}{phase}"
             self.say(f"round {of}: {answered} devices answered, loss {report.loss:.4g}")
-        for reason in list(silent.values())[:SHOWN]:
-            self.say(f"round {report.round_num}: no answer, {reason}")
-        if len(silent) > SHOWN:
-            self.say(f"round {report.round_num}: and {len(silent) - SHOWN} more without an answer")
+        for line in _lines(silent):
+            self.say(f"round {report.round_num}: no answer, {line}")
         self._bar.update(self._row, completed=report.state.main_rounds, description=f"{answered} answered, loss {report.loss:.4g}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
@@ -20,6 +21,7 @@ from flows.config import RunConfig, TrainConfig
 from flows.workspace import Workspace
 from flows.wrapping import with_parameters_of
 from tasks.checkpoint import RunFolder
+from tasks.sites.asking import LEAVING
 from tasks.sites.enrolled import read_sites
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -80,7 +82,7 @@ def task_runner(config: RunConfig) -> TaskRunner[Any]:
         raise Misuse(f"runner {config.runner} needs {module.replace('_', '-')}: install fedlin with its extra {config.runner}") from None
     address = addresses[config.runner]
     if config.runner == "dask" and address is None:
-        return kind(cluster_kwargs={"threads_per_worker": 1, "dashboard_address": None})
+        return kind(cluster_kwargs={"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"})
     return kind(address=address)
 
 
@@ -97,7 +99,9 @@ def started(config: RunConfig) -> Generator[TaskRunner[Any]]:
     with ExitStack() as stack:
         try:
             if config.runner == "dask":  # whose tasks would wait for ever once all workers have left
-                stack.enter_context(import_module("dask").config.set({"distributed.scheduler.no-workers-timeout": f"{PATIENCE}s"}))
+                quiet = {"distributed.scheduler.no-workers-timeout": f"{PATIENCE}s", "logging": {"distributed": "warning"}}
+                stack.enter_context(import_module("dask").config.set(quiet))
+                logging.getLogger("distributed").setLevel(logging.WARNING)
             stack.enter_context(runner)
             if config.runner == "dask":
                 _check_workers(cast(Any, runner).client)
@@ -134,8 +138,13 @@ def on_runner(function: F) -> F:
         local = asked is None or (asked.runner == "thread" and not getattr(asked, "sites", None))
         if asked is None or local or context is None:
             return function(config, run_id)
+        LEAVING.clear()
         with started(asked) as runner, context.model_copy(update={"task_runner": runner}):
-            return function(config, run_id)
+            try:
+                return function(config, run_id)
+            except BaseException:  # Prefect has signals of its own
+                LEAVING.set()  # else the runner's threads would wait for sites as long as these have patience
+                raise
 
     return with_parameters_of(function, running)
 

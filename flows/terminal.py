@@ -36,3 +36,8 @@ def console(*, stderr: bool = False) -> Console:
     into lines of a screen's width."""
     piped = not (sys.stderr if stderr else sys.stdout).isatty() and "COLUMNS" not in os.environ
     return Console(stderr=stderr, quiet=quiet(), highlight=False, markup=False, width=PIPED if piped else None)
+
+
+def counted(number: int, what: str) -> str:
+    """So many of something."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

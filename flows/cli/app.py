@@ -117,7 +117,8 @@ def main() -> None:
         if status == INTERRUPTED:
             command = sys.argv[1] if sys.argv[1] in ("tune", "compare", "retrain") else "train"
             what, status = ("terminated", TERMINATED) if told else ("interrupted", INTERRUPTED)
-            _fail(f"{what}: a run that has begun its rounds goes on with fedlin {command} --resume {(*options.BEGUN, 'RUN_ID')[0]}", status)
+            on = f": a run that has begun its rounds goes on with fedlin {command} --resume {options.BEGUN[0]}" if options.BEGUN else ""
+            _fail(what + on, status)
         sys.exit(status)
 
 

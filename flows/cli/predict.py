@@ -27,25 +27,27 @@ EXAMPLES = options.examples("fedlin predict RUN_ID new.csv", "fedlin predict dem
 
 def command(model: Model, file: File, output: Output = None, target: options.Target = None, as_json: options.AsJson = False) -> None:
     """Predict the target of new rows of any device, with intervals at 90 % where the method has them."""
+    from flows.progress import say
     from flows.runs import find_run
     from tasks.fleet_models import build_model
     from tasks.new_rows import read_rows, write_predictions
 
     workspace = Workspace.find()
     run_id = _champion(workspace, model.removesuffix(CHAMPION), target) if model.endswith(CHAMPION) else model
+    if output and output.resolve() == file.resolve():
+        raise Misuse(f"--output {output} is the file of the rows themselves: name another one")
     found = build_model(find_run(workspace, run_id))
     predicted = found.predict(read_rows(file, found.contract))
     written = output or file.with_name(f"{file.stem}-predicted{file.suffix}")
     write_predictions(predicted, written)
     strangers = sorted({device for device in predicted["device"].to_list() if device not in found.estimates})
+    if strangers:
+        some = f"{', '.join(strangers[:5])}{f' and {len(strangers) - 5} others' if len(strangers) > 5 else ''}"
+        say(f"not in the fleet, so predicted by its prior: {some}")
     if as_json:
         print(json.dumps({"run_id": run_id, "rows": predicted.height, "strangers": strangers, "predictions": str(written)}), flush=True)
         return
-    out = console()
-    if strangers:
-        some = f"{', '.join(strangers[:5])}{f' and {len(strangers) - 5} others' if len(strangers) > 5 else ''}"
-        out.print(f"not in the fleet, so predicted by its prior: {some}")
-    out.print(f"{predicted.height} rows predicted with run {run_id}, in {near(written)}")
+    console().print(f"{predicted.height} rows predicted with run {run_id}, in {near(written)}")
 
 
 def _champion(workspace: Workspace, dataset: str, target: str | None) -> str:

@@ -26,6 +26,9 @@ EXAMPLES = options.examples(
     "fedlin runs --algorithm hm2 --where \"metrics.a_rmse < 0.5 and params.seed = '0'\"",
 )
 
+ENDINGS = {"RUNNING": "not ended"}
+"""MLflow's words that say too much: whether such a run goes on or was interrupted is for `fedlin status` to tell."""
+
 Dataset = Annotated[str | None, typer.Option(help="Of this data set alone.", show_default=False)]
 Algorithm = Annotated[str | None, typer.Option(help="Of this algorithm alone.", show_default=False)]
 Where = Annotated[
@@ -96,7 +99,7 @@ def _show(out: Console, runs: Sequence[FoundRun], sort: str | None) -> None:
         values = [figure(run.metrics.get(name)) for name in figures]
         rounds = f"{run.metrics['rounds']:.0f}" if "rounds" in run.metrics else "-"
         what = " ".join(part for part in (run.params.get("algorithm", run.params.get("algorithms", "")), options_) if part)
-        status = "" if run.status == "FINISHED" else f" ({run.status.lower()})"
+        status = "" if run.status == "FINISHED" else f" ({ENDINGS.get(run.status, run.status.lower())})"
         table.add_row(
             run.run_id,
             run.params.get("dataset", "-"),

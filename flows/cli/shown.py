@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from fedcore.data.places import Place, place
-from flows.terminal import console
+from flows.terminal import console, counted
 
 OF_A_RUN = (
     "devices_missing",
@@ -57,7 +57,7 @@ def conclude(
 def _show_end(out: Console, result: Mapping[str, Any]) -> None:
     """Who is missing, how the run ended, what it took, and where its results are."""
     if missing := result["devices_missing"]:
-        out.print(f"no result of {len(missing)} devices: {', '.join(missing[:5])}{' and others' if len(missing) > 5 else ''}")
+        out.print(f"no result of {counted(len(missing), 'device')}: {', '.join(missing[:5])}{' and others' if len(missing) > 5 else ''}")
     rounds = result["rounds"]
     out.print(f"{result['outcome']} after {rounds} round{'' if rounds == 1 else 's'}: {result['message']}")
     out.print(f"run {result['run_id']}, {result['wall_s']:.1f} s, {decimal(result['uplink_bytes'])} sent by the devices")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,8 @@ INIT_EXAMPLES = options.examples("fedlin site init north --datasets datasets --e
 SERVE_EXAMPLES = options.examples("fedlin site serve north  # as the site's own system user, until it is told to end")
 
 SHOW_EXAMPLES = options.examples("fedlin site show north")
+
+SERVED = "served"
 
 app = typer.Typer(
     cls=options.Commands,
@@ -67,17 +70,13 @@ def show(name: Name, as_json: options.AsJson = False) -> None:
     from tasks.sites.policy import read_policy
 
     policy = read_policy(_folder(name))
-    present: dict[str, Any] = {dataset: open_contract(policy.root, dataset).contract.digest for dataset in list_datasets(policy.root)}
+    present = _present(policy)
     if as_json:
         print(json.dumps({"site": name, "agreed": policy.contracts, "present": present}))
         return
     for dataset in sorted(present | policy.contracts):
-        agreed = policy.contracts.get(dataset)
-        state = "not served" if agreed is None else "served" if agreed == present.get(dataset) else "refused, its contract has changed"
-        console().print(
-            f"{dataset}: {state}, {present.get(dataset, 'no contract')}{_caution(policy, dataset) if dataset in present else ''}",
-            soft_wrap=True,
-        )
+        caution = _caution(policy, dataset) if dataset in present else ""
+        console().print(f"{dataset}: {_state(policy, dataset, present)}, {present.get(dataset, 'no contract')}{caution}", soft_wrap=True)
 
 
 @app.command(epilog=SERVE_EXAMPLES)
@@ -86,9 +85,26 @@ def serve(name: Name) -> None:
     folder = _folder(name)
     if not folder.is_dir():
         raise Misuse(f"no site {name!r} in {folder.parent}: make it with fedlin site init")
+    from flows.progress import say
     from flows.sites.worker import serve as serve_site
+    from tasks.sites.policy import read_policy
 
+    policy = read_policy(folder)
+    present = _present(policy)
+    for dataset in policy.contracts:
+        if (state := _state(policy, dataset, present)) != SERVED:
+            say(f"{dataset}: {state}")
     serve_site(folder)
+
+
+def _present(policy: Any) -> dict[str, str]:
+    """Digests of the contracts that the site's data sets have now."""
+    return {dataset: open_contract(policy.root, dataset).contract.digest for dataset in list_datasets(policy.root)}
+
+
+def _state(policy: Any, dataset: str, present: Mapping[str, str]) -> str:
+    agreed = policy.contracts.get(dataset)
+    return "not served" if agreed is None else SERVED if agreed == present.get(dataset) else "refused, its contract has changed"
 
 
 def _folder(name: str) -> Path:

@@ -31,6 +31,8 @@ Members = Mapping[str, Sequence[str]]
 class SiteFleet(Fleet):
     """The devices of some sites behind Prefect tasks, one a site and step. A site keeps its devices' files as if each were on its own."""
 
+    REMEDY = "mend such a device at its site, or take it out there with fedlin data remove"
+
     def __init__(
         self,
         sites: Mapping[str, Enrolled],

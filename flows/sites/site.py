@@ -7,6 +7,7 @@ import json
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from pydantic import ValidationError
 
 from fedcore.algorithm import AnyAlgorithm, FleetSpec
 from fedcore.data import Dataset, Fitted
-from fedcore.data.places import place
+from fedcore.data.places import discard, is_file, place
 from fedcore.errors import DeviceFailure, DeviceRefusal, FedlinError, Misuse
 from flows.config import build_algorithm
+from flows.terminal import counted
 from tasks.cohort import asked
 from tasks.device import device_enrol, device_finalize, device_forget, device_summarise, device_update
 from tasks.ground import Station
@@ -110,6 +112,21 @@ class Site:
         except Misuse:
             raise Untrusted("the site's policy is not in order") from None
 
+    def withdraw(self, sent: object) -> None:
+        """Take back the answer to a request that nobody waits for any more.
+
+        Raises
+        ------
+        OSError
+            As the operating system says.
+        """
+        with suppress(Untrusted):
+            letter = opened(sent, self._key, "request", self.policy.name)
+            for name in (f"{letter.nonce}.answer", f"{letter.nonce}.letter"):
+                if is_file(self._exchange / name):
+                    discard(self._exchange / name)
+                    self._audit.note("withdrawn", **letter.told, file=name)
+
     def failed(self, flow_run: str) -> None:
         """Keep the traceback of a failure of the site's own code, which may quote rows, for whoever may read them."""
         self._audit.note("failed", flow_run=flow_run)
@@ -119,7 +136,8 @@ class Site:
         content = packed(answer)
         digest = hashlib.sha256(content).hexdigest()
         reply = letter.model_copy(update={"kind": "answer", "sha256": digest, "work": None})
-        counts = {"devices": len(answer.answers), "devices_failed": len(answer.failed)}
+        told_of = sum(len(what.devices) if isinstance(what, Described) else 1 for _, what in answer.answers)
+        counts = {"devices": told_of, "devices_failed": len(answer.failed)}
         self._audit.note("left", **told, message_sha256=digest, bytes=len(content), **counts)
         try:
             put(self._exchange, reply.uri, content)
@@ -127,7 +145,7 @@ class Site:
         except OSError as error:
             self._audit.note("undelivered", **told, message_sha256=digest, why=error.strerror)
             raise
-        return f"{letter.step}: {len(answer.answers)} devices answered, {len(answer.failed)} did not; {len(content)} bytes left"
+        return f"{letter.step}: {counted(told_of, 'device')} answered, {len(answer.failed)} did not; {len(content)} bytes left"
 
 
 def _algorithm(letter: Letter) -> AnyAlgorithm:

@@ -8,6 +8,7 @@ in its own process, which saves each run the seconds that a new one takes to imp
 from __future__ import annotations
 
 import asyncio
+import signal
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -83,6 +84,9 @@ class SiteWorker(BaseWorker[BaseJobConfiguration, Any, SiteResult]):
             ended = await anyio.to_thread.run_sync(self._ended, flow_run.parameters.get("letter"), str(flow_run.id))
             say(str(ended.message))
             await propose_state(self.client, ended, flow_run_id=flow_run.id)
+            state = (await self.client.read_flow_run(flow_run.id)).state
+            if state and state.is_cancelled():  # the server has gone, or waits no longer
+                await anyio.to_thread.run_sync(self._site.withdraw, flow_run.parameters.get("letter"))
         return SiteResult(identifier=self.name, status_code=0)
 
     def _ended(self, letter: object, flow_run: str) -> State[None]:
@@ -92,7 +96,8 @@ class SiteWorker(BaseWorker[BaseJobConfiguration, Any, SiteResult]):
         except Refused as refusal:
             return Failed(message=str(refusal))
         except OSError as error:
-            return Crashed(message=f"its exchange or log cannot be used now ({error.strerror})")
+            say(f"{error.filename or 'the exchange'} cannot be used ({error.strerror}): let the site's user write it")
+            return Crashed(message=f"its exchange or log cannot be used now ({error.strerror}): its worker's own output says which")
         except Exception as error:  # whose text may quote rows
             self._site.failed(flow_run)
             return Crashed(message=f"{type(error).__name__} in its own code; the details are in the site's folder")
@@ -112,12 +117,21 @@ def serve(folder: Path) -> None:
     try:
         with alone(folder / SERVING, timeout=0), temporary_settings({PREFECT_WORKER_QUERY_SECONDS: QUERY}):
             _deploy(site.policy.name)
-            with suppress(KeyboardInterrupt):
-                asyncio.run(SiteWorker(site).start(printer=partial(print, flush=True)))
+            with suppress(KeyboardInterrupt, asyncio.CancelledError):
+                asyncio.run(_until_told(SiteWorker(site)))
     except Timeout:
         raise Misuse(f"site {site.policy.name} is being served already: end that process first") from None
     except httpx.HTTPError as error:
         raise Misuse(f"no Prefect server answers at PREFECT_API_URL={PREFECT_API_URL.value()} ({type(error).__name__}): start it") from None
+
+
+async def _until_told(worker: SiteWorker) -> None:
+    """Serve until the process is told to end. A signal that raised in the middle of the event loop would cancel the request under way too;
+    one that cancels this task lets it end."""
+    serving = asyncio.current_task()
+    assert serving is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
+    await worker.start(printer=partial(print, flush=True))
 
 
 def _deploy(name: str) -> None:

@@ -242,7 +242,7 @@ def read_found(folder: RunFolder) -> Found:
     except (PlaceAway, Misuse):
         raise
     except (OSError, KeyError, TypeError, ValueError):
-        raise Misuse(f"run {folder.run_id}: its results are missing or damaged: resume the run, or start a new one") from None
+        raise Misuse(f"run {folder.run_id}: its results are missing or damaged: start a new run") from None
 
 
 def _read(folder: RunFolder, config: Mapping[str, Any], manifest: Mapping[str, Any], ledger: Ledger) -> Found:

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from threading import Event
 from typing import Any
 from uuid import UUID
 
@@ -25,6 +26,9 @@ from tasks.ground import Ground
 from tasks.sites.enrolled import Enrolled
 from tasks.sites.letters import Letter, Step, Untrusted, Work, fetch, new_nonce, opened, put, signed
 from tasks.sites.messages import Answer, Request, Said, checked, packed, shown, unpacked
+
+LEAVING = Event()
+"""Set where the process is told to end: no answer is waited for any more."""
 
 SOONEST, LATEST = 0.1, 2.0
 """Seconds between two looks at a site's run: at first, and of one that takes long."""
@@ -125,7 +129,8 @@ def _ended(client: SyncPrefectClient, run: UUID, patience: float) -> State[Any] 
         state = client.read_flow_run(run).state
         if state and state.is_final():
             return state
-        time.sleep(wait)
+        if LEAVING.wait(wait):
+            break
         wait = min(wait * 1.1, LATEST)
     return None
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from stat import S_IMODE
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from fedcore.algorithm import algorithm_class
 from fedcore.data import Dataset, Disclosure, list_datasets, open_contract, open_dataset
 from fedcore.data.disclosure import laxer
 from fedcore.data.places import Place, make_folder, place
@@ -55,6 +57,13 @@ class Policy(BaseModel):
     lifetime: float = Field(default=3600, gt=0, le=7 * 86400)
     contracts: dict[Name, Hex]
     disclosure: Disclosure = Disclosure()
+
+    @field_validator("algorithms")
+    @classmethod
+    def _known(cls, algorithms: tuple[str, ...]) -> tuple[str, ...]:
+        for name in algorithms:
+            algorithm_class(name)
+        return algorithms
 
     @property
     def root(self) -> Place:
@@ -112,7 +121,12 @@ def read_policy(folder: Path) -> Policy:
     """
     file = folder / POLICY
     try:
+        mode = S_IMODE(file.stat().st_mode)
+        if mode & 0o022:
+            raise Misuse(f"{file} may be changed by others than its owner (mode {mode:o}): chmod go-w {file}")
         return Policy.model_validate(tomllib.loads(file.read_text()))
+    except Misuse:
+        raise
     except OSError as error:
         raise Misuse(f"{file} cannot be read ({error.strerror}): make the site with fedlin site init") from None
     except ValidationError as error:

@@ -158,7 +158,7 @@ class Tracker:
                 run = runs[0]
                 self._client.update_run(run.info.run_id, status="RUNNING")
             else:
-                run = self._client.create_run(self._experiment_id, run_name=run_id, tags={RUN_ID: run_id})
+                run = self._client.create_run(self._experiment_id, run_name=_named(run_id, params), tags={RUN_ID: run_id})
             self.mlflow_run_id = run.info.run_id
             self._sent = int(run.data.metrics.get(ROUND, 0))
             missing = {name: value for name, value in params.items() if name not in run.data.params}
@@ -269,6 +269,11 @@ def _metrics(values: Mapping[str, float], step: int) -> list[Metric]:
     # MLflow stores infinity as 1.8e308 and NaN as 0 with a flag.
     now = int(time.time() * 1000)
     return [Metric(name, float(value), now, step) for name, value in values.items() if math.isfinite(value)]
+
+
+def _named(run_id: str, params: Mapping[str, str]) -> str:
+    """How MLflow's pages call a run: by what it did, where that is one thing, and its id."""
+    return " ".join((*filter(None, [params.get("algorithm")]), run_id))
 
 
 def _params(values: Mapping[str, str]) -> list[Param]:

@@ -21,7 +21,7 @@ from fedcore.errors import DeviceRefusal
 from fedcore.messages import Broadcast
 from flows.cli.app import main
 from flows.config import TrainConfig, read_config
-from flows.fleet import REMEDY, Fleet
+from flows.fleet import Fleet
 from flows.orchestrator import Orchestrator
 from flows.train import train
 from tasks.cohort import asked
@@ -308,7 +308,7 @@ def test_a_device_that_cannot_be_prepared_is_refused(
     """By the flow, and before it by the command line."""
     changes, change, message = SPOILED[case]
     spoil(clinics(**changes), change)
-    assert refused(read_config({"dataset": "clinics"})) == f"1 of 5 devices cannot take part: {message}; {REMEDY}"
+    assert refused(read_config({"dataset": "clinics"})) == f"1 of 5 devices cannot take part: {message}; {Fleet.REMEDY}"
     assert not (home / "runs").exists()
     monkeypatch.setattr(sys, "argv", ["fedlin", "train", "clinics"])
     with pytest.raises(SystemExit) as left:

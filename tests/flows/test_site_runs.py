@@ -215,7 +215,7 @@ def request(near: Near, content: bytes | None = None, work: dict[str, Any] | Non
 def test_a_request_in_order_is_answered_once(near: Callable[..., Near]) -> None:
     sites = near()
     sent = request(sites)
-    assert sites.sites["north"].answer(sent, "f").startswith("enrol: 1 devices answered, 0 did not; ")
+    assert sites.sites["north"].answer(sent, "f").startswith("enrol: 1 device answered, 0 did not; ")
     again = Site(sites.file.parent / "north")  # also after its worker was started anew
     for site in (sites.sites["north"], again):
         with pytest.raises(Refused, match=r"^refused: it has been here before$"):
@@ -226,7 +226,7 @@ def test_a_request_in_order_is_answered_once(near: Callable[..., Near]) -> None:
 def test_what_is_struck_out_of_the_policy_is_refused_from_then_on(near: Callable[..., Near]) -> None:
     sites = near()
     site, policy = sites.sites["north"], sites.file.parent / "north/policy.toml"
-    assert site.answer(request(sites), "f").startswith("enrol: 1 devices answered")
+    assert site.answer(request(sites), "f").startswith("enrol: 1 device answered")
     whole = policy.read_text()
     policy.write_text(re.sub(r' *"eb",?\n?', "", whole))
     with pytest.raises(Refused, match=r"^refused: algorithm eb is not among those of the site's policy$"):
@@ -235,7 +235,7 @@ def test_what_is_struck_out_of_the_policy_is_refused_from_then_on(near: Callable
     with pytest.raises(Refused, match=r"^refused: the site's policy is not in order$"):
         site.answer(request(sites), "f")
     policy.write_text(whole)
-    assert site.answer(request(sites), "f").startswith("enrol: 1 devices answered")
+    assert site.answer(request(sites), "f").startswith("enrol: 1 device answered")
 
 
 def test_an_answer_that_could_not_leave_is_logged_as_such(near: Callable[..., Near], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +319,7 @@ def test_a_contract_has_to_be_the_agreed_one_and_as_strict_as_the_policy(near: C
     contract = sites.file.parent / "north-data/small/dataset.toml"
     told = contract.read_text()
     contract.write_text(told.replace("a small fleet", "another fleet"))
-    assert Site(folder).answer(request(sites), "f").startswith("enrol: 1 devices answered"), "a description is no part of what is agreed"
+    assert Site(folder).answer(request(sites), "f").startswith("enrol: 1 device answered"), "a description is no part of what is agreed"
     contract.write_text(re.sub(r"(?m)^parameters = .*$", "parameters = 0.75", told))
     with pytest.raises(Refused, match="the site's contract of data set small has changed since its policy agreed to it"):
         Site(folder).answer(request(sites), "f")

@@ -30,6 +30,7 @@ from flows.orchestrator import Orchestrator
 
 ROOT = Path(flows.__file__).parents[1]
 ROUNDS = 2
+PATIENCE = 120
 ALGORITHM = Hm1(batch=3, gradient="sum")
 OPTIONS = ["--algorithm", "hm1", "--set", "batch=3", "--set", "gradient=sum", "--rounds", str(ROUNDS)]
 DEVICES = {"north": ("a", "b"), "south": ("c", "d", "e")}
@@ -106,7 +107,8 @@ class World(NamedTuple):
         assert worker.stdout.readline() == f"Worker '{name}' started!\n", worker.communicate()[1]
 
     def audit(self, name: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.home(name) / "sites" / name / "audit.jsonl").read_text().splitlines()]
+        log = self.home(name) / "sites" / name / "audit.jsonl"
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +170,7 @@ def enrolled(world: World) -> None:
         (folder / "policy.toml").write_text(policy.replace(rules, opened))
         shutil.copy(folder / "site.key", world.home("server") / f"{name}.key")
         (world.home("server") / f"{name}.key").chmod(0o600)
-        lines.append(f'[sites.{name}]\nkey = "{name}.key"\nexchange = "{exchange}"\npatience = 120\n')
+        lines.append(f'[sites.{name}]\nkey = "{name}.key"\nexchange = "{exchange}"\npatience = {PATIENCE}\n')
     (world.home("server") / "sites.toml").write_text("\n".join(lines))
     given_to(world, "server")
 
@@ -252,7 +254,10 @@ def test_what_is_not_the_servers_own_word_is_refused_and_logged(world: World, tr
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_in_mid_round_and_started_again_costs_another_letter(world: World) -> None:
+@pytest.mark.parametrize(("number", "letters"), [(signal.SIGKILL, 1), (signal.SIGTERM, 0)])
+def test_a_worker_that_is_killed_in_mid_round_costs_another_letter_and_one_that_is_told_to_end_none(
+    world: World, number: signal.Signals, letters: int
+) -> None:
     rounds = 6
     words = ["train", "small", "--sites", "sites.toml", *OPTIONS, "--rounds", str(rounds), "--json"]
     before = len(world.audit("south"))
@@ -266,8 +271,10 @@ def test_a_worker_that_is_killed_in_mid_round_and_started_again_costs_another_le
                 break
             world.workers["south"].send_signal(signal.SIGCONT)
         time.sleep(0.001)
-    world.workers["south"].kill()
-    world.workers["south"].communicate()
+    world.workers["south"].send_signal(number)
+    world.workers["south"].send_signal(signal.SIGCONT)
+    out, err = world.workers["south"].communicate()
+    assert ("update: 3 devices answered, 0 did not" in err.splitlines()[-1]) == (number == signal.SIGTERM), err
     world.serve("south")
     out, err = training.communicate()
     assert training.returncode == 0, err
@@ -278,4 +285,21 @@ def test_a_worker_that_is_killed_in_mid_round_and_started_again_costs_another_le
     with np.load(Path(result["artifacts"]) / "theta.npz") as stored:
         np.testing.assert_array_equal(stored["Theta"].T, [expected.theta[device] for device in "abcde"])
     updates = [entry["event"] for entry in world.audit("south") if entry.get("run_id") == result["run_id"] and entry["step"] == "update"]
-    assert (updates.count("asked"), updates.count("left")) == (rounds + 1, rounds)
+    assert (updates.count("asked"), updates.count("left")) == (rounds + letters, rounds)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_told_to_end_waits_for_no_site(world: World) -> None:
+    before = len(world.audit("north"))
+    world.workers["south"].send_signal(signal.SIGSTOP)
+    training = world.start("server", "train", "small", "--sites", "sites.toml", *OPTIONS)
+    while len(world.audit("north")) < before + 2:  # south is asked at the same time
+        assert training.poll() is None, training.communicate()[1]
+        time.sleep(0.05)
+    training.send_signal(signal.SIGTERM)
+    try:
+        _, err = training.communicate(timeout=PATIENCE - 20)
+    finally:
+        world.workers["south"].send_signal(signal.SIGCONT)
+    assert (training.returncode, err.splitlines()[-1].startswith("fedlin: error: terminated")) == (143, True), err
+    assert list((world.root / "exchange").glob("*/*")) == []
