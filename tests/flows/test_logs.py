@@ -19,7 +19,7 @@ from flows.cli.app import main
 from flows.config import read_config
 from flows.logs import FILE, LOGGER, Lines, about, log, logged
 from flows.orchestrator import Orchestrator
-from flows.progress import say
+from flows.progress import say, say_unanswered
 from flows.train import train
 from tasks import device
 from tasks.checkpoint import RunFolder
@@ -149,3 +149,10 @@ def test_a_run_with_a_device_that_fails_is_told_line_by_line(
     assert not [value for value in values if len(value) > 6 and value in kept]
     assert "ValueError" in silent["message"]
     assert RunFolder(home / "runs/r").held_by() is None
+
+
+def test_a_reason_that_several_devices_have_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    away = dict.fromkeys(("a", "b"), "site north: away")
+    say_unanswered("result", away | {each: f"device {each}: no" for each in "cdef"})
+    told = ["no result, site north: away (2 devices)", "no result, device c: no", "no result, device d: no", "no result, and 2 more"]
+    assert capfd.readouterr().err.splitlines() == told

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
+from fedcore import Misuse
 from fedcore.data import Dataset
 from flows.champions import open_registry
 from flows.cli.app import app
@@ -64,6 +65,8 @@ def test_files_that_cannot_be_read_are_refused(home: Path, fleet: Callable[..., 
     train(TrainConfig(dataset="small", rounds=2, algorithm="eb"), run_id="run", return_state=True)
     bad = home / "bad.csv"
     bad.write_text("device," + ",".join(dataset.contract.features) + "\na,canary-1,2,3\n")
+    told = CliRunner().invoke(app, ["predict", "run", str(bad), "--output", str(home / "runs/../bad.csv")])
+    assert (type(told.exception), "is the file of the rows themselves: name another one" in str(told.exception)) == (Misuse, True)
     empty = home / "empty.csv"
     empty.touch()
     for file, said in (

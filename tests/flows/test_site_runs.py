@@ -30,7 +30,7 @@ from tasks.sites import asking
 from tasks.sites.enrolled import Enrolled, read_sites
 from tasks.sites.letters import Letter, Work, put, signed
 from tasks.sites.messages import Request, Said, packed, suits
-from tasks.sites.policy import KEY, first_policy, make_site
+from tasks.sites.policy import KEY, first_policy, make_site, read_policy
 
 PARTS = {"north": "ab", "south": "cde"}
 OPEN = Disclosure(rows=1, level_rows=1, parameters=100, devices=1)
@@ -362,6 +362,28 @@ def test_a_key_is_its_owners(near: Callable[..., Near]) -> None:
     os.chmod(key, 0o600)
     with pytest.raises(Misuse, match="is not 32 bytes in hexadecimal digits"):
         read_sites(sites.file)
+
+
+def test_a_policy_is_its_owners_and_names_what_there_is(near: Callable[..., Near]) -> None:
+    policy = near().file.parent / "north/policy.toml"
+    policy.chmod(0o666)
+    with pytest.raises(Misuse, match=r"policy.toml may be changed by others than its owner \(mode 666\): chmod go-w "):
+        read_policy(policy.parent)
+    policy.chmod(0o644)
+    policy.write_text(policy.read_text().replace('"eb"', '"hm9"'))
+    with pytest.raises(Misuse, match=r"policy.toml: algorithms: .*'hm9'"):
+        read_policy(policy.parent)
+
+
+def test_an_answer_that_nobody_takes_is_withdrawn(near: Callable[..., Near]) -> None:
+    sites = near()
+    sent = request(sites)
+    sites.sites["north"].answer(sent, "f")
+    assert len(list((sites.file.parent / "north-exchange").glob("*.answer"))) == 1
+    sites.sites["north"].withdraw(sent)
+    assert not list((sites.file.parent / "north-exchange").glob("*.answer"))
+    assert [entry["event"] for entry in sites.audit()] == ["asked", "left", "withdrawn", "withdrawn"]
+    sites.sites["north"].withdraw("no letter")
 
 
 @pytest.mark.parametrize("given", [{"runner": "process"}, {"devices_per_task": 2}])
