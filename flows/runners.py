@@ -110,7 +110,12 @@ def started(config: RunConfig) -> Generator[TaskRunner[Any]]:
                 raise
             what = f"no {config.runner.capitalize()} cluster with workers answers at {address!r} ({type(error).__name__})"
             raise Misuse(f"{what}: start it, or name another one") from None
-        yield runner
+        LEAVING.clear()
+        try:
+            yield runner
+        except BaseException:  # Prefect has signals of its own
+            LEAVING.set()  # else the runner's threads would wait for sites as long as these have patience
+            raise
 
 
 def _check_workers(client: Any) -> None:
@@ -138,13 +143,8 @@ def on_runner(function: F) -> F:
         local = asked is None or (asked.runner == "thread" and not getattr(asked, "sites", None))
         if asked is None or local or context is None:
             return function(config, run_id)
-        LEAVING.clear()
         with started(asked) as runner, context.model_copy(update={"task_runner": runner}):
-            try:
-                return function(config, run_id)
-            except BaseException:  # Prefect has signals of its own
-                LEAVING.set()  # else the runner's threads would wait for sites as long as these have patience
-                raise
+            return function(config, run_id)
 
     return with_parameters_of(function, running)
 
