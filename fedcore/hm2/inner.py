@@ -27,15 +27,16 @@ from fedcore.hm2.laplace import Tilt
 from fedcore.hm2.natural import LOG_2PI
 from fedcore.rows import Booleans, Floats
 
-SWEEPS, SWEEPS_IN_TURN = 100, 60
+SWEEPS, SWEEPS_IN_TURN = 100, 200
 TOLERANCE = 1e-5
 """Of moments, in units of the posterior's. Another step is taken from there on, and the evidence does not react to a site's small error."""
 
 PATIENCE = 30
 """Sweeps of all sites at once, after which sites of a prior that is not convex are set in turn."""
 
-IN_TURN, LEAST_LEFT = 0.5, 1e-6
-"""Length of steps in turn; and the least share of a marginal's precision that is not the site's, for a step to be taken."""
+IN_TURN, LEAST_LEFT = 0.3, 1e-6
+"""Length of steps in turn, longer ones of which swing between modes without an end; and the least share of a marginal's precision that is
+not the site's, for a step to be taken."""
 
 SHORTER, SHORTEST = 0.6, 0.1
 """Factor of the steps after a rise of the error, and the least step."""
