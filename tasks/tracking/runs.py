@@ -34,6 +34,7 @@ DIGEST = 36
 
 logger = logging.getLogger("fedlin.tracking")
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it announces every retry, beside our own one line
+logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # a store that an interruption finds at work has nothing else to tell
 
 
 class Nested(NamedTuple):

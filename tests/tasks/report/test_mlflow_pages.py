@@ -83,7 +83,8 @@ def test_the_compare_page_tells_ten_runs_apart(runs: tuple[str, list[str]], brow
     assert rows["algorithm"] == list(ALGORITHMS)
     assert [value for value in rows["option.prior"] if value] == list(PRIORS.values())
     assert rows["K"] == ["100"] * 10
-    assert [name for name in told.splitlines() if name.startswith("run-")][:10] == [f"run-{i}" for i in range(10)]
+    names = [f"{algorithm} run-{i}" for i, algorithm in enumerate(ALGORITHMS)]
+    assert [line for line in told.splitlines() if line in names][:10] == names
     for name in ("a_rmse", "a_rmse_separate", "loss"):
         assert name in told.splitlines()
     axes = shown.locator(".js-plotly-plot .axis-title").all_text_contents()
