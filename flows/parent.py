@@ -48,7 +48,7 @@ class Parent:
             Where there is none, it is damaged, it was no training, or it has not ended with a result to use.
         """
         folder = RunFolder.named(workspace.runs, run_id)
-        config, manifest = TrainConfig.model_validate(folder.config("train")["given"]), folder.manifest()
+        config, manifest = TrainConfig.model_validate(folder.trained()["given"]), folder.manifest()
         config.build_algorithm()  # a checkpoint is read back only once the classes of its parts are known
         checkpoint = folder.load()
         if checkpoint is None or checkpoint.outcome is None:

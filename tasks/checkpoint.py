@@ -146,14 +146,33 @@ class RunFolder:
         Misuse
             Where there is no such run, the file is damaged, or another command has begun the run.
         """
+        config, by = self._begun()
+        if by != command:
+            raise Misuse(f"run {self.run_id} was begun by fedlin {by}: go on with fedlin {by} --resume {self.run_id}")
+        return config
+
+    def trained(self) -> dict[str, Any]:
+        """The configuration of a training, for those who want what it has learned.
+
+        Raises
+        ------
+        Misuse
+            Where there is no such run, the file is damaged, or the run is none of `fedlin train`.
+        """
+        config, by = self._begun()
+        if by != "train":
+            instead = f"its challenger is run {self.run_id}-challenger" if by == "retrain" else "name a run of fedlin train"
+            raise Misuse(f"run {self.run_id} was begun by fedlin {by} and has no model of its own: {instead}")
+        return config
+
+    def _begun(self) -> tuple[dict[str, Any], str]:
+        """The configuration, and the command that the run was begun by."""
         if not is_file(self.path / "config.json"):
             raise Misuse(f"no run {self.run_id!r} in {self.path.parent}: fedlin status lists them")
         config = self.read_json("config.json")
         if not isinstance(config.get("given"), dict):
             raise Misuse(f"run {self.run_id}: config.json is missing or damaged: restore it, or start a new run")
-        if (by := config.get("command", "train")) != command:
-            raise Misuse(f"run {self.run_id} was begun by fedlin {by}: go on with fedlin {by} --resume {self.run_id}")
-        return config
+        return config, config.get("command", "train")
 
     def manifest(self) -> dict[str, Any]:
         """What the run is trained on: names, counts and hashes.

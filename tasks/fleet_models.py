@@ -34,7 +34,7 @@ def build_model(folder: RunFolder) -> FleetModel:
     Misuse
         Where the run is no training, has left no results, or scales by each device's own range (see `fleet_model`).
     """
-    config, manifest = folder.config("train")["resolved"], folder.manifest()
+    config, manifest = folder.trained()["resolved"], folder.manifest()
     if not is_file(folder.results / "theta.npz"):
         raise Misuse(f"run {folder.run_id} has left no results yet: fedlin status {folder.run_id} says how far it is")
     stored, server = (from_npz(read_file(folder.results / name)) for name in ("theta.npz", "server.npz"))

@@ -78,3 +78,16 @@ def test_files_that_cannot_be_read_are_refused(home: Path, fleet: Callable[..., 
         told = CliRunner().invoke(app, ["predict", "run", str(file)])
         assert said in str(told.exception)
         assert "canary" not in str(told.exception)
+
+
+@pytest.mark.parametrize(
+    ("command", "instead"), [("compare", "name a run of fedlin train"), ("retrain", "its challenger is run run-challenger")]
+)
+def test_a_run_of_another_command_has_no_model(home: Path, command: str, instead: str) -> None:
+    folder = home / "runs" / "run"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"command": command, "given": {}}))
+    (home / "new.csv").write_text("device,x1\na,1.0\n")
+    told = CliRunner().invoke(app, ["predict", "run", str(home / "new.csv")])
+    assert isinstance(told.exception, Misuse)
+    assert str(told.exception) == f"run run was begun by fedlin {command} and has no model of its own: {instead}"
