@@ -23,6 +23,7 @@ from fedcore.rows import Booleans, Floats
 from fedcore.trees import from_npz, unpack
 from tasks.checkpoint import Ledger, Record, RunFolder
 from tasks.newcomers import fleet_prior
+from tasks.report.style import short
 from tasks.results import COURSE, FLEET
 from tasks.tables import read_parquet
 
@@ -193,9 +194,10 @@ class Found:
         """The unit of errors at the end of a heading; what is no unit but words has no room there."""
         return f", {self.unit}" if self.unit and " " not in self.unit else ""
 
-    def measured(self, name: str) -> str:
-        """A name with its unit, where it has one."""
-        return f"{name} ({self.units[name]})" if name in self.units else name
+    def measured(self, name: str, most: int = 1000) -> str:
+        """A name with its unit, where it has one; the name is shortened so that both have at most so many letters, or little more."""
+        unit = f" ({self.units[name]})" if name in self.units else ""
+        return f"{short(name, max(most - len(unit), 9))}{unit}"
 
     @cached_property
     def participation(self) -> np.ndarray[Any, np.dtype[np.int8]]:

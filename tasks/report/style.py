@@ -7,14 +7,20 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from textwrap import fill
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
 from matplotlib.text import Text
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from fedcore.rows import Floats
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,6 +53,9 @@ NARROW = 3.9
 
 LINE = 34
 """Letters of a line of a label in a figure as wide as that."""
+
+SUBS = ((0.5, tuple(range(1, 10))), (1.2, (1.0, 2.0, 3.0, 5.0)), (2.5, (1.0, 2.0, 5.0)), (4.0, (1.0, 3.0)), (np.inf, (1.0,)))
+"""Of a logarithmic axis of fewer decades than the first number, the digits of its labels."""
 
 STYLE: Any = {
     "font.size": 8.5,
@@ -120,9 +129,20 @@ def grid(panel: Axes, axis: str) -> None:
     panel.grid(axis=axis, color=GRID, linewidth=0.6)  # pyright: ignore[reportArgumentType]
 
 
+def logarithmic(panel: Axes, axis: Literal["x", "y"], values: Floats) -> None:
+    """Make an axis logarithmic, with labels at round numbers: as many as there is room for in the range of these values."""
+    decades = np.log10(values.max() / values.min())
+    getattr(panel, f"set_{axis}scale")("log")
+    ticks = getattr(panel, f"{axis}axis")
+    ticks.set_major_locator(LogLocator(subs=next(subs for most, subs in SUBS if decades < most)))
+    ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ticks.set_minor_formatter(NullFormatter())
+
+
 def short(name: str, most: int = 20) -> str:
-    """A name that fits a label."""
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    """A name that fits a label: of a longer one the beginning and the end, since names of one fleet often begin alike."""
+    left = most // 2
+    return name if len(name) <= most else f"{name[:left]}…{name[len(name) - (most - 1 - left) :]}"
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
@@ -152,19 +172,50 @@ def narrow(chart: Chart) -> Chart:
         across = 2 if len(labels) > 1 and max(map(len, labels)) <= 24 else 1
         figure.legend(handles, labels, loc="outside upper left", ncols=across)  # pyright: ignore[reportArgumentType]
         rows += -(-len(labels) // across)
+    height = figure.get_figheight() * _regridded(figure)
     for panel in figure.axes:
         beside = _across(panel) > 1
         if isinstance(panel.xaxis.get_major_locator(), MaxNLocator):
             panel.locator_params(axis="x", nbins=2 if beside else 4)
         if beside:
             panel.tick_params(axis="both", labelsize=6.5)
+            lines = panel.get_title("left").replace(" (", "\n(").split("\n")
+            panel.set_title("\n".join(short(line, 14) for line in lines), loc="left", fontsize=8)
     for text in figure.findobj(Text):
         if isinstance(text, Text) and text.get_text().count(" ") > 2:
             text.set_text(fill(text.get_text(), LINE))
     square = any(panel.get_aspect() == 1.0 and panel.images for panel in figure.axes)
-    height = figure.get_figheight() * (NARROW / figure.get_figwidth() if square else 1.0)
+    height *= NARROW / figure.get_figwidth() if square else 1.0
     figure.set_size_inches(NARROW, height + 0.16 * rows)
+    figure.draw_without_rendering()
+    for panel in figure.axes:
+        _thin(panel.xaxis)
+        _thin(panel.yaxis)
     return chart._replace(name=f"{chart.name}-narrow")
+
+
+def _regridded(figure: Figure) -> float:
+    """Put panels that stand three beside each other in two columns; by what factor the figure is higher then."""
+    panels = [panel for panel in figure.axes if panel.get_visible()]
+    if max(map(_across, panels)) < 3:
+        return 1.0
+    down = -(-len(panels) // 2)
+    before = panels[0].get_subplotspec().get_gridspec().nrows  # pyright: ignore[reportOptionalMemberAccess]
+    spec = GridSpec(down, 2, figure)
+    for i, panel in enumerate(panels):
+        panel.set_subplotspec(spec[i])
+    return down / before
+
+
+def _thin(axis: Axis) -> None:
+    """Hide labels of an axis that has been drawn, every other one or more of them, until none covers its neighbour."""
+    low, high = sorted(axis.get_view_interval())
+    labels = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    told = [label for label in labels if label.get_visible() and label.get_text()]
+    boxes = [label.get_window_extent() for label in told]
+    step = next(step for step in range(1, len(told) + 2) if not any(a.overlaps(b) for a, b in pairwise(boxes[::step])))
+    for i, label in enumerate(told):
+        label.set_visible(i % step == 0)
 
 
 def _across(panel: Axes) -> int:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter
 from matplotlib.transforms import offset_copy
 
 from tasks.report.found import Found, Scores
-from tasks.report.style import BLUE, HATCH, INK, MUTED, PRIOR, VERMILLION, Chart, canvas, grid, listed, short, styled
+from tasks.report.style import BLUE, HATCH, INK, MUTED, PRIOR, VERMILLION, Chart, canvas, grid, listed, logarithmic, short, styled
 
 NAMED = 40
 """The most devices that are drawn by name."""
@@ -71,7 +72,7 @@ def _pairs(panel: Axes, scores: Scores, order: np.ndarray, unit: str) -> None:
     panel.set_ylim(-0.8, len(order) - 0.2)
     values = np.append(scores.rmse, scores.alone)
     if values.max() > 20 * values.min() > 0:
-        panel.set_xscale("log")
+        logarithmic(panel, "x", values)
     else:
         panel.set_xlim(left=0)
     panel.set_xlabel(f"RMSE on test rows ({unit or 'target units'})")
@@ -96,8 +97,7 @@ def _bars(panel: Axes, scores: Scores, order: np.ndarray) -> None:
     panel.axhline(0.0, color=INK, linewidth=0.8)
     ends = float(min(height.min(), -0.005)), float(max(height.max(), 0.005))
     panel.set_ylim(ends[0] - 0.05 * (ends[1] - ends[0]), ends[1] + 0.1 * (ends[1] - ends[0]))
-    panel.yaxis.set_major_locator(FixedLocator(_ticks(*ends)))
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _percent(np.expm1(value))))
+    _changes(panel.yaxis, *panel.get_ylim())
     panel.set_xlim(-1, len(order))
     panel.set_xticks([])
     panel.spines["bottom"].set_visible(False)
@@ -120,8 +120,7 @@ def _bins(panel: Axes, scores: Scores) -> None:
             bar.set_edgecolor("white")
             bar.set_linewidth(0)
     panel.axvline(0.0, color=INK, linewidth=0.8)
-    panel.xaxis.set_major_locator(FixedLocator(_ticks(-reach, reach)))
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _percent(np.expm1(value))))
+    _changes(panel.xaxis, -reach, reach)
     panel.set_xlabel("change of the RMSE (the ends hold what is beyond)")
     panel.set_ylabel("devices")
     grid(panel, "y")
@@ -137,20 +136,33 @@ def _legend(panel: Axes, better: int, worse: int, hurt: int) -> None:
     panel.figure.legend(handles=handles, loc="outside upper left", ncols=3)  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
 
 
+def _changes(axis: Axis, low: float, high: float) -> None:
+    """Label changes on an axis of log ratios, no change in bold."""
+    ticks = sorted(_ticks(low, high))
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _percent(np.expm1(value))))
+    axis.get_ticklabels()[ticks.index(0.0)].set_fontweight("bold")
+
+
 def _ticks(low: float, high: float) -> list[float]:
-    """Ratios to label, about three to nine: round ones, or in a narrow range round shares of a change."""
+    """Ratios to label, about three to nine: round ones, or in a narrow range round shares of a change; each side of no change has one
+    where it has room for it."""
     if high - low < 1.0:
         step = next(step for step in STEPS if (high - low) / step <= 8)
-        return [float(np.log1p(step * i)) for i in range(math.ceil(math.expm1(low) / step), math.floor(math.expm1(high) / step) + 1)]
-    inside = [np.log(ratio) for ratio in RATIOS if low <= np.log(ratio) <= high]
-    apart: list[float] = [0.0]
-    for value in sorted(inside, key=abs):
-        if min(abs(value - other) for other in apart) > (high - low) / 9:
-            apart.append(value)
-    return apart
+        chosen = [float(np.log1p(step * i)) for i in range(math.ceil(math.expm1(low) / step), math.floor(math.expm1(high) / step) + 1)]
+    else:
+        chosen = [0.0]
+        for value in sorted((np.log(ratio) for ratio in RATIOS if low <= np.log(ratio) <= high), key=abs):
+            if min(abs(value - other) for other in chosen) > (high - low) / 9:
+                chosen.append(value)
+    for sign in (-1, 1):
+        if not any(sign * value > 0 for value in chosen):
+            room = [float(value) for value in np.log1p(sign * np.array(STEPS)) if low <= value <= high and abs(value) > (high - low) / 16]
+            chosen += room[-1:]
+    return chosen
 
 
 def _percent(change: Any) -> str:
-    """A change with its sign; of those below one per cent a decimal too."""
-    told = f"{100 * change:+.{0 if abs(change) >= 0.00995 else 1}f} %"
-    return "0 %" if told in ("+0.0 %", "-0.0 %") else told.replace("-", "−")
+    """A change with its sign; of those below ten per cent a decimal too, where it is not 0."""
+    told = f"{100 * change:+.{0 if abs(change) >= 0.0995 else 1}f} %".replace(".0 %", " %")
+    return "0 %" if told in ("+0 %", "-0 %") else told.replace("-", "−")

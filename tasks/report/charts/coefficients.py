@@ -30,7 +30,7 @@ def coefficients(found: Found) -> Chart | None:
     figure = canvas(0.6 + down * (1.9 if K > NAMED else 0.75 + 0.15 * K))
     panels = figure.subplots(down, across, squeeze=False).ravel()
     for panel, j in zip(panels, chosen, strict=False):
-        _forest(panel, found, j)
+        _forest(panel, found, j, letters=18 if across == 3 else 30)
     for panel in panels[len(chosen) :]:
         panel.set_visible(False)
     label = "device, 90 % interval" if found.known else "device"
@@ -60,7 +60,7 @@ def _chosen(found: Found) -> list[int]:
     return sorted(np.argsort(-spread, kind="stable")[:PANELS].tolist())
 
 
-def _forest(panel: Axes, found: Found, j: int) -> None:
+def _forest(panel: Axes, found: Found, j: int, letters: int) -> None:
     known = found.known
     middle = found.Theta[j] if known is None else known.mean[j]
     order = np.argsort(middle, kind="stable")
@@ -77,7 +77,7 @@ def _forest(panel: Axes, found: Found, j: int) -> None:
         panel.hlines(places, lower, upper, color=BLUE, linewidth=1.0 if len(order) <= 60 else 0.6)
     panel.plot(middle[order], places, marker="o", markersize=3.5 if len(order) <= NAMED else 1.8, color=BLUE, linestyle="")
     panel.axvline(0.0, color=MUTED, linewidth=0.7, zorder=0)
-    panel.set_title(short(found.measured(found.coefficients[j]), 30), loc="left")
+    panel.set_title(found.measured(found.coefficients[j], letters), loc="left")
     panel.set_ylim(-1, len(order))
     panel.locator_params(axis="x", nbins=5)
     grid(panel, "x")

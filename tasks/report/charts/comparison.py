@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from tasks.report.found import Found
-from tasks.report.style import BLUE, INK, PRIOR, VERMILLION, Chart, canvas, grid, short, styled
+from tasks.report.style import BLUE, INK, PRIOR, VERMILLION, Chart, canvas, grid, logarithmic, short, styled
 
 
 @styled
@@ -30,7 +30,7 @@ def comparison(founds: Sequence[Found]) -> Chart | None:
     panel.set_ylim(-0.6, len(errors) - 0.4)
     values = np.concatenate(list(errors.values()))
     if values.max() > 20 * values.min() > 0:
-        panel.set_xscale("log")
+        logarithmic(panel, "x", values)
     panel.set_xlabel(f"RMSE on test rows ({founds[0].unit or 'target units'})")
     grid(panel, "x")
     handles = [

@@ -73,7 +73,8 @@ def _groups(panel: Axes, known: Clusters) -> None:
         places = np.flatnonzero(known.group == g)
         size, ends = len(places), (places[0] - 0.5, places[-1] + 0.5)
         panel.add_patch(Rectangle((ends[0], ends[0]), size, size, fill=False, edgecolor=INK, linewidth=1.3, clip_on=False))
-        panel.text(len(known.devices) - 0.5, sum(ends) / 2, f" {_letter(g)} ({size})", va="center", ha="left", fontsize=8)
+        beside = (len(known.devices) - 0.5, sum(ends) / 2)
+        panel.annotate(f"{_letter(g)} ({size})", beside, (4, 0), textcoords="offset points", va="center", fontsize=8, annotation_clip=False)
 
 
 def _binned(matrix: np.ndarray) -> np.ndarray:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from tasks.report.found import Found
-from tasks.report.style import BLUE, INK, MUTED, ORANGE, PRIOR, Chart, canvas, grid, styled
+from tasks.report.style import BLUE, INK, MUTED, ORANGE, PRIOR, Chart, canvas, grid, logarithmic, styled
 
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
@@ -28,9 +28,7 @@ def progress(found: Found) -> Chart | None:
     above.plot(rounds, loss, color=BLUE, linewidth=1.6, **style)
     known = loss[np.isfinite(loss)]
     if len(known) and known.min() > 0 and known.max() > 10 * known.min():
-        above.set_yscale("log")
-        above.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        above.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+        logarithmic(above, "y", known)
     above.set_ylabel("training error\n(mean square)")
     unit, name = next((size, name) for size, name in UNITS if max(up[-1], down[-1], 1) >= size)
     for values, colour, line, label in ((up, INK, "-", "by the devices"), (down, ORANGE, "--", "to the devices")):

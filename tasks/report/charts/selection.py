@@ -16,6 +16,9 @@ MOST = 40
 NAMED = 30
 """The most devices that are drawn by name, and with signs."""
 
+LETTERS = 24
+"""The most letters of all devices' names that stand beside each other."""
+
 
 @styled
 def selection(found: Found) -> Chart | None:
@@ -27,16 +30,18 @@ def selection(found: Found) -> Chart | None:
     share = np.abs(signs).mean(axis=1)
     rows = np.argsort(-share, kind="stable")[: min(MOST, max(int((share > 0).sum()), 1))]
     shown, K = signs[rows], len(found.devices)
-    figure = canvas(0.9 + 0.17 * len(rows))
+    names = [short(device, 12) for device in found.devices]
+    upright = K <= NAMED and sum(map(len, names)) > LETTERS
+    figure = canvas(0.9 + 0.17 * len(rows) + (0.07 * max(map(len, names)) if upright else 0.0))
     matrix, shares = figure.subplots(1, 2, sharey=True, width_ratios=(4, 1))
-    _matrix(matrix, shown, [short(device, 12) for device in found.devices])
+    _matrix(matrix, shown, names, 90 if upright else 0)
     matrix.set_yticks(range(len(rows)), [short(found.coefficients[j], 26) for j in rows])
     counted = [(shown > 0).mean(axis=1), (shown < 0).mean(axis=1)]
     shares.barh(range(len(rows)), counted[0], color=BLUE, height=0.7)
     shares.barh(range(len(rows)), counted[1], left=counted[0], color=ORANGE, height=0.7, hatch=HATCH, edgecolor="white", linewidth=0)
     shares.set_xlim(0, 1)
     shares.set_xticks((0, 0.5, 1), ("0 %", "50 %", "100 %"))
-    shares.set_xlabel("of the devices")
+    shares.set_xlabel("devices")
     shares.tick_params(axis="y", length=0)
     handles = [
         Patch(color=BLUE, label="included, positive"),
@@ -52,7 +57,7 @@ def selection(found: Found) -> Chart | None:
     return Chart("selection", "Which columns matter, and where", caption, alt, figure)
 
 
-def _matrix(panel: Axes, signs: np.ndarray, devices: list[str]) -> None:
+def _matrix(panel: Axes, signs: np.ndarray, devices: list[str], rotation: int) -> None:
     colours = np.zeros((*signs.shape, 4))  # what is not included shows the page
     colours[signs > 0], colours[signs < 0] = to_rgba(BLUE), to_rgba(ORANGE)
     panel.imshow(colours, aspect="auto", interpolation="nearest")
@@ -62,10 +67,11 @@ def _matrix(panel: Axes, signs: np.ndarray, devices: list[str]) -> None:
         panel.set_xticks([])
         panel.set_xlabel(f"{len(devices)} devices, by id")
         return
-    panel.set_xticks(range(len(devices)), devices, rotation=90 if len(devices) > 6 else 0)
+    panel.set_xticks(range(len(devices)), devices, rotation=rotation)
+    size = min(8.5, 150 / len(devices))  # of a cell as wide as a phone has it
     for j, k in zip(*np.nonzero(signs), strict=True):
         colour = "white" if signs[j, k] > 0 else "black"
-        panel.text(k, j, "+" if signs[j, k] > 0 else "−", ha="center", va="center", color=colour, fontweight="bold")
+        panel.text(k, j, "+" if signs[j, k] > 0 else "−", ha="center", va="center", color=colour, fontweight="bold", fontsize=size)
     panel.set_xticks(np.arange(0.5, len(devices) - 1), minor=True)
     panel.set_yticks(np.arange(0.5, len(signs) - 1), minor=True)
     panel.grid(which="minor", color=GRID, linewidth=0.6)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
+from typing import Literal
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.text import Annotation, Text
 
 from fedcore.covariance import LowRank
 from tasks.report.charts import CHARTS
@@ -20,7 +23,7 @@ from tasks.report.charts.participation import participation
 from tasks.report.charts.selection import selection
 from tasks.report.clusters import clusters, silhouette
 from tasks.report.found import ABSENT, ANSWERED, REFUSED, SILENT, Found, Scores
-from tasks.report.style import THEMED, png, svg
+from tasks.report.style import THEMED, Chart, canvas, logarithmic, narrow, png, short, svg
 from tasks.report.words import held
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -96,6 +99,76 @@ def test_the_benefit_of_many_has_ticks_at_any_scale(made: Made, reach: float) ->
     assert 3 <= len(ticks) <= 9
     labels = [panel.yaxis.get_major_formatter()(tick) for tick in ticks]
     assert len(set(labels)) == len(labels)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-3.2, 0.55), (-0.3, 0.05), (-0.05, 3.0), (-0.01, 0.2), (-2.0, 2.0)])
+def test_the_benefit_has_ticks_on_both_sides_of_none(made: Made, low: float, high: float) -> None:
+    found = made(100)
+    change = np.expm1(np.linspace(low, high, 100))
+    chart = benefit(replace(found, scores=found.scores._replace(rmse=found.scores.alone * (1 + change), hurt=change > 0.01)))
+    assert chart is not None
+    panel = chart.figure.axes[0]
+    chart.figure.draw_without_rendering()
+    ends = panel.get_ylim()
+    told = {label.get_text(): label for label in panel.get_yticklabels() if ends[0] <= label.get_position()[1] <= ends[1]}
+    assert told["0 %"].get_fontweight() == "bold"
+    for sign, end in (("−", low), ("+", high)):
+        assert any(name.startswith(sign) for name in told) or abs(end) < (high - low) / 8
+    marks = next(line for line in panel.lines if line.get_marker() == "v")
+    assert len(marks.get_xdata()) == (change > 0.01).sum()  # pyright: ignore[reportArgumentType]
+
+
+def words(chart: Chart) -> list[Text]:
+    """All that is written in a figure which has been drawn, by panel."""
+    found: list[Text] = []
+    for panel in (panel for panel in chart.figure.axes if panel.get_visible()):
+        for axis in (panel.xaxis, panel.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            found += [axis.label, *(tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high)]
+        found += [text for text in panel.get_children() if isinstance(text, Text) and not isinstance(text, Annotation)]
+    return [text for text in found if text.get_visible() and text.get_text().strip()]
+
+
+@pytest.mark.parametrize("form", ["wide", "narrow"])
+@pytest.mark.parametrize(("K", "d"), [(4, 3), (6, 3), (25, 12), (45, 12)])
+def test_long_names_neither_overlap_nor_are_cut(made: Made, K: int, d: int, form: str) -> None:
+    found = made(K, d)
+    fleet, columns = tuple(f"pump-station-north-hall-{k:06d}" for k in range(K)), tuple(f"temperature_of_bearing_{j}" for j in range(d))
+    scores, courses = found.scores._replace(devices=fleet), dict(zip(fleet, found.trajectories.values(), strict=True))
+    phi = tuple(each._replace(feature=columns[0]) for each in found.phi if each.feature)
+    named = replace(found, fleet=fleet, devices=fleet, scores=scores, trajectories=courses, coefficients=columns, phi=phi)
+    named = silent(replace(named, units={columns[0]: "kilowatt hours"}), silent=fleet[:1])
+    for draw in CHARTS:
+        chart = draw(named)
+        assert chart is not None
+        drawn = chart if form == "wide" else narrow(chart)
+        drawn.figure.draw_without_rendering()
+        boxes = [(text.get_text(), text.get_window_extent()) for text in words(drawn)]
+        whole = drawn.figure.bbox.padded(1.0)
+        assert [name for name, box in boxes if not (whole.x0 <= box.x0 and box.x1 <= whole.x1)] == [], draw.__name__
+        both = [(a, b) for (a, one), (b, other) in combinations(boxes, 2) if one.padded(-1.0).overlaps(other.padded(-1.0))]
+        assert both == [], draw.__name__
+
+
+def test_names_are_shortened_in_the_middle() -> None:
+    assert short("pump-7") == "pump-7"
+    assert short("pump-station-north-000017", 14) == "pump-st…000017"
+    assert len(short("a" * 41, 20)) == 20
+
+
+@pytest.mark.parametrize("axis", ["x", "y"])
+@pytest.mark.parametrize(("low", "high"), [(3.1, 4.4), (0.21, 0.87), (1.3, 8.7), (0.06, 1.9), (0.004, 1.0), (1e-7, 1e3)])
+def test_logarithmic_axes_have_labels_in_any_range(low: float, high: float, axis: Literal["x", "y"]) -> None:
+    figure = canvas(2.0, 3.0)
+    panel = figure.subplots()
+    values = np.geomspace(low, high, 20)
+    panel.plot(values, values)
+    logarithmic(panel, axis, values)
+    figure.draw_without_rendering()
+    ends, told = getattr(panel, f"get_{axis}lim")(), getattr(panel, f"get_{axis}ticklabels")()
+    shown = [label for label in told if ends[0] <= label.get_position()[axis == "y"] <= ends[1]]
+    assert 2 <= len([label for label in shown if label.get_text()]) <= 9
+    assert all(float(label.get_text()) == pytest.approx(label.get_position()[axis == "y"]) for label in shown)
 
 
 def test_coverage_is_of_all_rows_with_an_error_over_devices(made: Made) -> None:
