@@ -17,6 +17,9 @@ RunStatus = Literal["running", "ended", "interrupted", "damaged"]
 OUTSIDE = "rollback"
 """The command that leaves a folder of a run with a decision alone, and no result."""
 
+CHAMPION = "@champion"
+"""What follows a data set's name where its champion is meant."""
+
 
 class RunView(NamedTuple):
     """A run, seen from outside.
@@ -77,6 +80,25 @@ def find_run(workspace: Workspace, run_id: str) -> RunFolder:
         if is_file(folder.path / "config.json"):
             return folder
     raise Misuse(f"no run {run_id!r} in {workspace.runs}: fedlin status lists them")
+
+
+def find_model(workspace: Workspace, named: str, target: str | None = None) -> RunFolder:
+    """The folder of a training, which is named by its id or, as the champion of a data set (and one of its targets), by `DATASET@champion`.
+
+    Raises
+    ------
+    Misuse
+        Where there is no such run, data set, target or champion.
+    """
+    if not named.endswith(CHAMPION):
+        return find_run(workspace, named)
+    from flows.champions import open_registry  # MLflow takes a second to load
+
+    dataset = named.removesuffix(CHAMPION)
+    champion = open_registry(workspace, dataset, target).champion()
+    if champion is None:
+        raise Misuse(f"data set {dataset!r} has no champion: fedlin retrain {dataset} makes one")
+    return find_run(workspace, champion.run_id)
 
 
 def view(folder: RunFolder) -> RunView:

@@ -14,9 +14,7 @@ from flows.cli.shown import near
 from flows.terminal import console
 from flows.workspace import Workspace
 
-CHAMPION = "@champion"
-
-Model = Annotated[str, typer.Argument(metavar="RUN_ID", help=f"A training, or DATASET{CHAMPION}.", show_default=False)]
+Model = Annotated[str, typer.Argument(metavar="RUN_ID", help="A training, or DATASET@champion.", show_default=False)]
 File = Annotated[Path, typer.Argument(help="A .csv or .parquet file with the column device and the features.", show_default=False)]
 Output = Annotated[
     Path | None, typer.Option(help="The .csv or .parquet file to write, by default FILE with -predicted.", show_default=False)
@@ -28,15 +26,14 @@ EXAMPLES = options.examples("fedlin predict RUN_ID new.csv", "fedlin predict dem
 def command(model: Model, file: File, output: Output = None, target: options.Target = None, as_json: options.AsJson = False) -> None:
     """Predict the target of new rows of any device, with intervals at 90 % where the method has them."""
     from flows.progress import say
-    from flows.runs import find_run
+    from flows.runs import find_model
     from tasks.fleet_models import build_model
     from tasks.new_rows import read_rows, write_predictions
 
-    workspace = Workspace.find()
-    run_id = _champion(workspace, model.removesuffix(CHAMPION), target) if model.endswith(CHAMPION) else model
+    folder = find_model(Workspace.find(), model, target)
     if output and output.resolve() == file.resolve():
         raise Misuse(f"--output {output} is the file of the rows themselves: name another one")
-    found = build_model(find_run(workspace, run_id))
+    found = build_model(folder)
     predicted = found.predict(read_rows(file, found.contract))
     written = output or file.with_name(f"{file.stem}-predicted{file.suffix}")
     write_predictions(predicted, written)
@@ -45,15 +42,8 @@ def command(model: Model, file: File, output: Output = None, target: options.Tar
         some = f"{', '.join(strangers[:5])}{f' and {len(strangers) - 5} others' if len(strangers) > 5 else ''}"
         say(f"not in the fleet, so predicted by its prior: {some}")
     if as_json:
-        print(json.dumps({"run_id": run_id, "rows": predicted.height, "strangers": strangers, "predictions": str(written)}), flush=True)
+        print(
+            json.dumps({"run_id": folder.run_id, "rows": predicted.height, "strangers": strangers, "predictions": str(written)}), flush=True
+        )
         return
-    console().print(f"{predicted.height} rows predicted with run {run_id}, in {near(written)}")
-
-
-def _champion(workspace: Workspace, dataset: str, target: str | None) -> str:
-    from flows.champions import open_registry
-
-    champion = open_registry(workspace, dataset, target).champion()
-    if champion is None:
-        raise Misuse(f"data set {dataset!r} has no champion: fedlin retrain {dataset} makes one")
-    return champion.run_id
+    console().print(f"{predicted.height} rows predicted with run {folder.run_id}, in {near(written)}")
