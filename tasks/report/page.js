@@ -26,10 +26,16 @@ const input = document.getElementById("search");
 if (searched && input) {
   const rows = [...searched.tBodies[0].rows];
   const found = document.getElementById("found");
+  const filtered = document.getElementById("filtered"); // what a print tells in place of the field
+  const isFigure = (cell) => cell.matches(".number") && /\d/.test(cell.textContent);
+  const words = new Map(rows.map((row) => [row, [...row.cells].filter((cell) => !isFigure(cell)).map((cell) => cell.textContent.toLowerCase())]));
   const show = () => {
     const asked = input.value.trim().toLowerCase();
-    for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(asked);
-    found.textContent = asked ? `${rows.filter((row) => !row.hidden).length} of ${rows.length}` : `${rows.length} in all`;
+    for (const row of rows) row.hidden = !words.get(row).some((each) => each.includes(asked));
+    const shown = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
+    found.textContent = asked ? shown : `${rows.length} in all`;
+    filtered.textContent = `${shown} devices shown: search '${input.value.trim()}'`;
+    filtered.hidden = !asked;
   };
   input.addEventListener("input", show);
   show();

@@ -17,11 +17,12 @@ UNTOLD = "not told"
 
 
 class Cell(NamedTuple):
-    """A cell: its text, what it is sorted by (a number, or "" for the text), and whether it is a number."""
+    """A cell: its text, what it is sorted by (a number, or "" for the text), whether it is a number, and the ids that it lists."""
 
     text: str
     key: str = ""
     number: bool = False
+    ids: tuple[str, ...] = ()
 
 
 class Table(NamedTuple):
@@ -83,9 +84,8 @@ def coefficients_table(found: Found) -> Table:
 
 def groups_table(known: Clusters) -> Table:
     """A row a group of devices, and one for the outliers."""
-    rows = [(Cell(f"Group {'ABCDEFGH'[g]}"), _whole(len(names)), Cell(", ".join(names))) for g, names in enumerate(known.groups)]
-    if known.outliers:
-        rows.append((Cell("Outliers"), _whole(len(known.outliers)), Cell(", ".join(known.outliers))))
+    groups = [*((f"Group {'ABCDEFGH'[g]}", names) for g, names in enumerate(known.groups)), ("Outliers", known.outliers)]
+    rows = [(Cell(title), _whole(len(names)), Cell(", ".join(names), ids=tuple(names))) for title, names in groups if names]
     return Table(("Group", "Devices", "Which"), rows)
 
 

@@ -86,6 +86,37 @@ def test_a_long_id_does_not_widen_the_page(made: Callable[..., Found], browser: 
     shown.close()
 
 
+def test_no_word_of_a_table_is_broken(made: Callable[..., Found], browser: Any, tmp_path: Path) -> None:
+    found = made(6)
+    names = tuple(f"pumpstationnorthhallline{k:06d}" if k else "pump-station-north-hall-000000" for k in range(6))
+    file = tmp_path / "report.html"
+    file.write_text(page(replace(found, fleet=names, devices=names, scores=found.scores._replace(devices=names), trajectories={})))
+    lines = """() => {
+        const words = [];
+        for (const cell of document.querySelectorAll("tbody th, tbody td")) {
+            const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+            while (texts.nextNode()) for (const word of texts.currentNode.data.matchAll(/\\S+/g)) {
+                const range = document.createRange();
+                range.setStart(texts.currentNode, word.index);
+                range.setEnd(texts.currentNode, word.index + word[0].length);
+                words.push([word[0], new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size]);
+            }
+        }
+        return words;
+    }"""
+    for way in ("phone", "light"):
+        shown = browser.new_page(**WAYS[way])
+        shown.goto(file.as_uri())
+        told = shown.evaluate(lines)
+        assert len(told) > 60
+        assert [word for word, count in told if count != 1] == []
+        assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        heads = shown.locator("#devices tbody th")
+        assert sorted(heads.all_inner_texts()) == sorted(names)
+        assert sorted(each.get_attribute("title") for each in heads.all()) == sorted(names)
+        shown.close()
+
+
 def test_the_table_sorts_both_ways(opened: Any) -> None:
     heads = opened.locator("#devices thead th")
     names = [name.strip("\xa0↕↑↓ ") for name in heads.all_inner_texts()]
@@ -113,6 +144,16 @@ def test_the_search_filters_and_counts(opened: Any) -> None:
     assert opened.locator("#found").inner_text() == "100 in all"
 
 
+def test_the_search_finds_no_digits_of_figures(opened: Any) -> None:
+    search = opened.get_by_label("Search the devices")
+    search.fill("3")
+    assert column(opened, 1) == [f"d{k:04d}" for k in range(100) if "3" in str(k)]
+    search.fill("30")  # training rows of every device
+    assert column(opened, 1) == ["d0030"]
+    search.fill("0.")
+    assert column(opened, 1) == []
+
+
 def test_the_keyboard_gets_to_the_answer_first(opened: Any) -> None:
     opened.keyboard.press("Tab")
     focused = opened.locator(":focus")
@@ -134,4 +175,16 @@ def test_it_prints_all_of_the_table(opened: Any) -> None:
     opened.emulate_media(media="print")
     assert opened.locator(".tall").first.evaluate("each => getComputedStyle(each).maxHeight") == "none"
     assert not opened.get_by_label("Search the devices").is_visible()
+    assert not opened.locator("#filtered").is_visible()
     assert opened.pdf().startswith(b"%PDF")
+
+
+def test_a_print_says_that_the_table_is_filtered(opened: Any) -> None:
+    opened.get_by_label("Search the devices").fill("d004")
+    told = opened.locator("#filtered")
+    assert not told.is_visible()
+    opened.emulate_media(media="print")
+    assert told.is_visible()
+    assert told.inner_text() == "10 of 100 devices shown: search 'd004'"
+    assert opened.locator("#devices tbody tr").count() == 100
+    assert opened.locator("#devices tbody tr:visible").count() == 10
