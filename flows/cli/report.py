@@ -17,34 +17,47 @@ from flows.workspace import Workspace
 
 NAME = "report.html"
 
-RunId = Annotated[str, typer.Argument(metavar="RUN_ID", help="A training that has ended.", show_default=False)]
+ENDINGS = (".html", ".htm")
+
+RunId = Annotated[str, typer.Argument(metavar="RUN_ID", help="A training that has ended, or DATASET@champion.", show_default=False)]
 Compare = Annotated[
     list[str] | None,
     typer.Option(metavar="RUN_ID", help="Another training on the same data set and target; may be given again.", show_default=False),
 ]
 Output = Annotated[Path | None, typer.Option(help=f"The file, by default {NAME} in the run's folder.", show_default=False)]
 
-EXAMPLES = options.examples("fedlin report RUN_ID", "fedlin report RUN_ID --compare OTHER_RUN_ID --output /srv/reports/pumps.html")
+EXAMPLES = options.examples(
+    "fedlin report RUN_ID", "fedlin report demo@champion", "fedlin report RUN_ID --compare OTHER_RUN_ID --output /srv/reports/pumps.html"
+)
 
 
-def command(run: RunId, compare: Compare = None, output: Output = None, as_json: options.AsJson = False) -> None:
+def command(
+    run: RunId, compare: Compare = None, output: Output = None, target: options.Target = None, as_json: options.AsJson = False
+) -> None:
     """Write what a run means for the devices, and its details, as one HTML file that needs no network."""
-    from flows.runs import find_run
+    from flows.runs import find_model
     from tasks.report.found import read_found
     from tasks.report.page import page
     from tasks.report.words import verdict
 
+    if output and output.suffix.lower() not in ENDINGS:
+        raise Misuse(f"--output {output}: a report is HTML, so name a file that ends in {' or '.join(ENDINGS)}; a browser prints it to PDF")
     workspace = Workspace.find()
-    found, *others = (read_found(find_run(workspace, each)) for each in (run, *(compare or ())))
-    target = output.absolute() if output else workspace.runs / run / NAME
+    folder, *beside = (find_model(workspace, each, target) for each in (run, *(compare or ())))
+    if folder in beside:
+        raise Misuse(f"--compare {folder.run_id} is the run of the report itself: name another one")
+    found, *others = map(read_found, (folder, *beside))
+    file = output.absolute() if output else folder.path / NAME
     try:
-        write_durably(target, page(found, others).encode())
+        write_durably(file, page(found, others).encode())
     except OSError as error:
-        raise Misuse(f"{target} cannot be written ({error.strerror}): name another file with --output") from None
+        raise Misuse(f"{file} cannot be written ({error.strerror}): name another file with --output") from None
     answer = verdict(found)
     if as_json:
-        print(json.dumps({"run_id": run, "report": str(target), **answer._asdict()}), flush=True)
+        print(json.dumps({"run_id": folder.run_id, "report": str(file), **answer._asdict()}), flush=True)
         return
     out = console()
     out.print(f"{answer.headline}: {answer.sentences[0]}" if len(answer.sentences) else answer.headline)
-    out.print(f"report in {near(target)}")
+    if answer.caution:
+        out.print(f"caution: {answer.caution}")
+    out.print(f"report in {near(file)}")

@@ -142,6 +142,14 @@ class Found:
         The column that orders rows, "" where the contract names none.
     trajectories
         By device, those that were told.
+    beyond
+        Whether time is a feature, and test rows come later in it than all that a device is trained on.
+    caution
+        What the algorithm says has to be known of its results, part of a sentence; see `Outcome`'s message.
+    rests
+        What errors rest on besides the method, by the name that the contract gives it: split, scaling and preprocessing.
+    prints
+        By device, the fingerprint of its rows.
     """
 
     run_id: str
@@ -167,6 +175,10 @@ class Found:
     fewest_rows: int
     time: str
     trajectories: Mapping[str, Trajectory]
+    beyond: bool
+    caution: str
+    rests: Mapping[str, Any]
+    prints: Mapping[str, str]
 
     @property
     def sent(self) -> Sent:
@@ -181,10 +193,23 @@ class Found:
         return f"{main} + {len(self.history) - main} to warm up" if main < len(self.history) else str(main)
 
     @property
+    def settled(self) -> int | None:
+        """The round from which on the training error stays within 1 % of its last value; None where it is not finite in some round."""
+        loss = np.array([np.nan if each["loss"] is None else each["loss"] for each in self.history])
+        if not np.isfinite(loss).all():
+            return None
+        away = np.flatnonzero(np.abs(loss - loss[-1]) > 0.01 * abs(loss[-1]))
+        return int(away[-1]) + 2 if len(away) else 1
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether devices take local steps, and a device on its own as many."""
+        return issubclass(algorithm_class(self.algorithm), LocalSteps)
+
+    @property
     def rival(self) -> str:
         """What a device is compared with that is on its own; see `fedcore.separate.separate_rival`."""
-        stepwise = issubclass(algorithm_class(self.algorithm), LocalSteps)
-        if stepwise:
+        if self.stepwise:
             return "as many local steps on its own rows"
         same = ", with the same penalty" if self.settings.get("penalty") else ""
         return f"exact least squares on its own rows{same}"
@@ -198,6 +223,12 @@ class Found:
         """A name with its unit, where it has one; the name is shortened so that both have at most so many letters, or little more."""
         unit = f" ({self.units[name]})" if name in self.units else ""
         return f"{short(name, max(most - len(unit), 9))}{unit}"
+
+    def differing(self, other: Found) -> list[str]:
+        """In what another run differs from this one besides its method, so that their errors cannot be compared."""
+        names = [name for name in {**self.rests, **other.rests} if self.rests.get(name) != other.rests.get(name)]
+        changed = sum(other.prints[device] != self.prints[device] for device in self.prints.keys() & other.prints.keys())
+        return [f"the rows of {changed} device{'' if changed == 1 else 's'}"] * (changed > 0) + names
 
     @cached_property
     def participation(self) -> np.ndarray[Any, np.dtype[np.int8]]:
@@ -221,6 +252,17 @@ def _unit(contract: Mapping[str, Any]) -> str:
 def _units(contract: Mapping[str, Any]) -> dict[str, str]:
     scaled = set(contract["features"]) if contract["scaling"]["features"] != "none" else set[str]()
     return {name: column["unit"] for name, column in contract["columns"].items() if column.get("unit") and name not in scaled}
+
+
+PREPARED = ("features", "intercept", "interactions", "feature_map", "scaling", "missing", "categories", "split")
+"""Of a contract, what makes a device's rows a design and parts."""
+
+
+def _rests(contract: Mapping[str, Any]) -> dict[str, Any]:
+    """These fields by name, and of those that have fields themselves each of them, as in `split.seed`."""
+    chosen = {name: contract[name] for name in PREPARED}
+    parts = {name: value if isinstance(value, dict) else {"": value} for name, value in chosen.items()}
+    return {f"{name}.{key}".rstrip("."): value for name, part in parts.items() for key, value in part.items()}
 
 
 def read_found(folder: RunFolder) -> Found:
@@ -254,6 +296,8 @@ def _read(folder: RunFolder, config: Mapping[str, Any], manifest: Mapping[str, A
     algorithm, spec = algorithm_class(config["algorithm"])(**config["options"]), FleetSpec(fleet, len(coefficients))
     algorithm.init_server(spec)  # its state's classes are known from then on
     server, table = unpack(stored), read_parquet(folder.results / "devices.parquet")
+    contract = manifest["contract"]
+    split = contract["split"]
     return Found(
         run_id=folder.run_id,
         dataset=config["dataset"],
@@ -272,12 +316,16 @@ def _read(folder: RunFolder, config: Mapping[str, Any], manifest: Mapping[str, A
         prior=_prior(algorithm, spec, server),
         phi=_phi(folder),
         Omega=getattr(server, "Omega", None),
-        unit=_unit(manifest["contract"]),
-        units=_units(manifest["contract"]),
+        unit=_unit(contract),
+        units=_units(contract),
         exchanged=Sent(manifest["preprocessing_bytes"]["uplink"], manifest["preprocessing_bytes"]["downlink"]),
-        fewest_rows=manifest["contract"]["disclosure"]["rows"],
-        time=manifest["contract"]["split"]["column"] if manifest["contract"]["split"]["kind"] == "time" else "",
+        fewest_rows=contract["disclosure"]["rows"],
+        time=split["column"] if split["kind"] == "time" else "",
         trajectories=_trajectories(folder),
+        beyond=split["kind"] == "time" and split["column"] in contract["features"],
+        caution=algorithm.caution(server),
+        rests=_rests(contract),
+        prints={card["device"]: card["sha256"] for card in manifest["devices"]},
     )
 
 

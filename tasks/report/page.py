@@ -16,7 +16,7 @@ from tasks.report.charts import CHARTS
 from tasks.report.charts.comparison import comparison
 from tasks.report.clusters import clusters
 from tasks.report.found import Found
-from tasks.report.style import Chart, narrow, svg
+from tasks.report.style import Chart, listed, narrow, svg
 from tasks.report.tabular import Table, coefficients_table, devices_table, groups_table, runs_table, settings_table
 from tasks.report.words import intervals, size, verdict
 
@@ -120,13 +120,14 @@ def _tiles(found: Found) -> list[tuple[str, str]]:
 def _sections(found: Found, others: Sequence[Found], charts: dict[str, Chart]) -> list[Section]:
     known, held = clusters(found), intervals(found.scores)
     beside = comparison([found, *others]) if others else None
+    uneven = _uneven(found, others)
     groups = {"Groups": groups_table(known)} if known and (len(known.groups) > 1 or known.outliers) else {}
     return [
         Section(
             "runs",
             "Beside other runs",
-            "",
-            False,
+            uneven,
+            bool(uneven),
             _drawn({"comparison": beside}, "comparison") if beside else (),
             {"Runs, on the devices that have a score in all of them": runs_table([found, *others])} if others else {},
         ),
@@ -152,6 +153,12 @@ def _sections(found: Found, others: Sequence[Found], charts: dict[str, Chart]) -
         Section("training", "How the training went", _rounds(found), False, _drawn(charts, "progress", "participation"), {}),
         Section("settings", "Settings", "", False, (), {"Settings, with every default": settings_table(found)}),
     ]
+
+
+def _uneven(found: Found, others: Sequence[Found]) -> str:
+    """In what runs differ beside their method."""
+    told = [f"run {i} ({other.run_id}) in {listed(names, 8)}" for i, other in enumerate(others, 2) if (names := found.differing(other))]
+    return f"Errors cannot be compared where runs differ from run 1 in more than their method: {'; '.join(told)}." if told else ""
 
 
 def _untold(found: Found) -> str:

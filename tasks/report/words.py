@@ -18,6 +18,9 @@ CHANCE = 0.05
 SMALL = 0.01
 """The share of the error alone below which a mean difference is of no practical size, however sure it is."""
 
+MANY = 0.1
+"""The share of devices that are hurt from which on it is cautioned against a favourable mean."""
+
 Answer = Literal["yes", "no", "unclear", "unknown"]
 
 
@@ -27,26 +30,31 @@ class Verdict(NamedTuple):
     Attributes
     ----------
     answer
-        `unclear` where the difference may be chance or is very small, `unknown` where no device has told a score.
+        `unclear` where the difference may be chance or is very small, `unknown` where no device has told a score or the run has failed.
     headline
         The answer as a person gives it.
     sentences
         What it rests on.
+    caution
+        Why not to rely on it, a sentence; "" where there is nothing to caution about.
     """
 
     answer: Answer
     headline: str
     sentences: tuple[str, ...]
+    caution: str = ""
 
 
 def verdict(found: Found) -> Verdict:
     """The mean difference in RMSE to each device on its own, paired by device, whether it may be chance (see `CHANCE`), and whether it
-    is of any size (see `SMALL`)."""
-    scores, K = found.scores, len(found.scores.devices)
+    is of any size (see `SMALL`); with a caution where it is favourable and rests on shaky ground, or the run has failed."""
+    scores, K, failed = found.scores, len(found.scores.devices), ""
+    if found.outcome and not found.outcome.ok:
+        failed = f"The run ended as {found.outcome.name}, so its figures are of little use: {found.outcome.message}."
     if not K:
         rule = f"a score is told of {found.fewest_rows} test rows or more"
         why = f"No device has test rows that a score may be told of ({rule}). Give the contract a [split] with test rows, and train again."
-        return Verdict("unknown", "This run cannot say", (why,))
+        return Verdict("unknown", "This run cannot say", () if failed else (why,), failed)
     ours, alone = float(scores.rmse.mean()), float(scores.alone.mean())
     difference = paired(scores.rmse, scores.alone)
     better = int((scores.change < 0).sum())
@@ -69,14 +77,40 @@ def verdict(found: Found) -> Verdict:
     if silent := len(found.devices) - K:
         rule = f"they have fewer than {found.fewest_rows} test rows, or no finite score"
         told.append(f"{silent} {'device is' if silent == 1 else 'devices are'} not counted: {rule}.")
+    if failed:
+        return Verdict("unknown", "This run cannot say", tuple(told), failed)
     sure = K > 1 and abs(difference.mean) > stdtrit(K - 1, 1 - CHANCE / 2) * difference.se
     if not sure:
         return Verdict("unclear", "It cannot be told", (*told, "With so few devices, or so small a difference, that may be chance."))
     if abs(ours / alone - 1) < SMALL:
         return Verdict("unclear", "Hardly", (*told, f"That is no chance, but less than {100 * SMALL:.0f} %: too little to matter."))
     if difference.mean < 0:
-        return Verdict("yes", "Yes" if not hurt else "Yes, but not for every device", tuple(told))
+        return Verdict("yes", "Yes" if not hurt else "Yes, but not for every device", tuple(told), _caution(found))
     return Verdict("no", "No", (*told, "Each device is better served on its own, or by another method: fedlin compare tries them all."))
+
+
+def _caution(found: Found) -> str:
+    """Why a favourable answer is on shaky ground: the rival, the devices that lose by it, and what the run says of itself."""
+    scores, R, outcome = found.scores, len(found.history), found.outcome
+    K, better, hurt = len(scores.devices), int((scores.change < 0).sum()), int(scores.hurt.sum())
+    why: list[str] = []
+    if found.beyond and not found.stepwise and not found.settings.get("penalty"):
+        why.append(
+            "test rows come after all training rows, where exact least squares alone may run far away, so ask fedlin compare for the gain "
+            "over rivals that do not"
+        )
+    if 2 * better < K:
+        why.append("most devices are worse off, and the mean is carried by the few that gain much")
+    elif hurt >= MANY * K:
+        why.append(f"{hurt} of {K} devices are hurt, and another method may hurt fewer: fedlin compare tries them all")
+    if outcome and outcome.name not in ("completed", "converged"):
+        why.append(f"the run ended as {outcome.name}: {outcome.message}")
+    elif outcome and outcome.name == "completed" and found.settings["participation"] == 1 and (found.settled or 0) > 0.9 * R:
+        why.append("the training error had not settled when the rounds were over, so with more of them the answer may be another")
+    if found.caution:
+        why.append(f"the run says of itself that {found.caution}")
+    told = "; ".join(why)
+    return f"{told[:1].upper()}{told[1:]}." if told else ""
 
 
 STATED = 0.9

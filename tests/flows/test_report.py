@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 
 from fedcore.data import Contract, Dataset, create_dataset
 from fedcore.errors import Misuse
+from flows.champions import open_registry
 from flows.cli.app import app
 from flows.config import TrainConfig
 from flows.orchestrator import Orchestrator
 from flows.train import train
+from flows.workspace import Workspace
 from tasks.checkpoint import RunFolder
-from tasks.report import charts, folder
+from tasks.report import charts, folder, words
 from tasks.report.found import read_found
 
 
@@ -36,11 +38,12 @@ def test_a_run_leaves_its_figures_and_gets_a_report(home: Path, fleet: Callable[
     answer = json.loads(told.stdout)
     text = Path(answer["report"]).read_text()
     assert Path(answer["report"]) == home / "runs/one/report.html"
-    assert all(sentence.replace("'", "&#39;") in text for sentence in answer["sentences"])
+    assert all(sentence.replace("'", "&#39;").replace(" %", "\xa0%") in text for sentence in (answer["caution"], *answer["sentences"]))
     for part in ("runs", "devices", "coefficients", "calibration", "training", "settings"):
         assert f'<section id="{part}"' in text
     # What the figures are made from is what the run knows.
     found = read_found(RunFolder(home / "runs/one"))
+    assert found.settled is not None
     assert found.scores.rmse.mean() == pytest.approx(result["a_rmse"], rel=1e-12)
     assert found.scores.alone.mean() == pytest.approx(result["a_rmse_separate"], rel=1e-12)
     assert (found.scores.change < 0).sum() == result["devices_better"]
@@ -48,6 +51,44 @@ def test_a_run_leaves_its_figures_and_gets_a_report(home: Path, fleet: Callable[
     other = read_found(RunFolder(home / "runs/two"))
     assert other.Omega is not None
     assert other.known is None
+    # Runs of the same rows are told apart by what the contract made of them.
+    assert found.differing(other) == []
+    train(TrainConfig(dataset="small", rounds=1, algorithm="hm1", target_scaling="train"), run_id="scaled", return_state=True)
+    assert found.differing(read_found(RunFolder(home / "runs/scaled"))) == ["scaling.target"]
+    told = CliRunner().invoke(app, ["report", "one", "--compare", "one"])
+    assert "--compare one is the run of the report itself: name another one" in str(told.exception)
+    assert isinstance(told.exception, Misuse)
+
+
+def test_the_champion_has_a_report(home: Path, fleet: Callable[..., Dataset], server: Orchestrator) -> None:
+    fleet()
+    train(TrainConfig(dataset="small", rounds=2, algorithm="eb"), run_id="run", return_state=True)
+    told = CliRunner().invoke(app, ["report", "small@champion"])
+    assert str(told.exception) == "data set 'small' has no champion: fedlin retrain small makes one"
+    registry = open_registry(Workspace.find(), "small", None)
+    result = json.loads((home / "runs/run/result.json").read_text())
+    registry.promote(registry.register("run", result["mlflow_run_id"], {}).number)
+    answer = json.loads(CliRunner().invoke(app, ["report", "small@champion", "--json"]).stdout)
+    assert (answer["run_id"], answer["report"]) == ("run", str(home / "runs/run/report.html"))
+    assert (home / "runs/run/report.html").exists()
+
+
+@pytest.mark.parametrize("caution", ["", "Most devices are worse off."])
+def test_the_terminal_tells_the_caution(
+    caution: str, home: Path, fleet: Callable[..., Dataset], server: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet()
+    train(TrainConfig(dataset="small", rounds=1, algorithm="pooled"), run_id="run", return_state=True)
+    monkeypatch.setattr(words, "verdict", lambda found: words.Verdict("yes", "Yes", ("By much.",), caution))
+    lines = CliRunner().invoke(app, ["report", "run"]).stdout.splitlines()
+    assert lines[:-1] == ["Yes: By much.", *([f"caution: {caution}"] if caution else [])]
+    assert json.loads(CliRunner().invoke(app, ["report", "run", "--json"]).stdout)["caution"] == caution
+
+
+def test_what_is_no_html_is_refused_before_anything_is_read(home: Path) -> None:
+    told = CliRunner().invoke(app, ["report", "run", "--output", "report.pdf"])
+    expected = "--output report.pdf: a report is HTML, so name a file that ends in .html or .htm; a browser prints it to PDF"
+    assert (type(told.exception), str(told.exception)) == (Misuse, expected)
 
 
 def test_a_figure_that_cannot_be_drawn_is_left_out(

@@ -42,9 +42,8 @@ def progress(found: Found) -> Chart | None:
         grid(panel, "y")
         _shade_start(panel, [each["phase"] for each in history])
     figure.align_ylabels()
-    settled = _settled(loss)
     alt = f"Over {found.counted} rounds the training error went from {_told(loss[0])} to {_told(loss[-1])}"
-    alt += f", within 1 % of its last value from round {settled} on" if settled else ""
+    alt += f", within 1 % of its last value from round {found.settled} on" if found.settled else ""
     alt += f". Devices sent {up[-1] / unit:.3g} {name}, and were sent {down[-1] / unit:.3g} {name}."
     caption = (
         "The mean training error that devices report in each round, and what has been sent until then, with the exchange before the first. "
@@ -60,14 +59,6 @@ def _shade_start(panel: Axes, phases: list[str]) -> None:
             panel.axvspan(i - 0.5, i + 0.5, color=PRIOR, alpha=0.2, linewidth=0)
     panel.set_xlim(0.5, len(phases) + 0.5)
     panel.tick_params(color=MUTED)
-
-
-def _settled(loss: np.ndarray) -> int | None:
-    """The round from which on the error stays within 1 % of its last value."""
-    if not np.isfinite(loss).all():
-        return None
-    away = np.flatnonzero(np.abs(loss - loss[-1]) > 0.01 * abs(loss[-1]))
-    return int(away[-1]) + 2 if len(away) else 1
 
 
 def _told(value: float) -> str:

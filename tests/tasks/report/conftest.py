@@ -92,6 +92,10 @@ def made() -> Callable[..., Found]:
             "fewest_rows": 3,
             "time": "hour",
             "trajectories": {device: course(rng) for device in fleet},
+            "beyond": False,
+            "caution": "",
+            "rests": {"split.kind": "time", "split.seed": 0, "missing.policy": "drop"},
+            "prints": dict.fromkeys(fleet, "0"),
         }
         return Found(**whole | fields)
 

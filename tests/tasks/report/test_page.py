@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,14 +131,98 @@ def test_it_asks_nothing_of_the_network_and_escapes_names(made: Made) -> None:
     assert "default-src 'none'" in text
 
 
-def test_a_run_that_failed_says_so_first(made: Made) -> None:
-    text = page(made(outcome=Outcome("diverged", "the steps overflow", ok=False)))
-    assert text.index("This run ended as diverged") < text.index('id="answer-title"')
+def test_a_run_that_failed_gives_no_answer(made: Made) -> None:
+    found = made(20, outcome=Outcome("diverged", "the steps overflow", ok=False))
+    answer = verdict(found)
+    assert (answer.answer, answer.headline) == ("unknown", "This run cannot say")
+    assert answer.caution == "The run ended as diverged, so its figures are of little use: the steps overflow."
+    text = page(found)
+    assert text.index(answer.headline) < text.index(answer.caution) < text.index(answer.sentences[1])
+    # Scores that are not finite are none, and it is not the contract's fault.
+    nobody = Scores((), *(np.zeros(0) for _ in range(3)), np.zeros(0, dtype=bool), None)
+    assert verdict(replace(found, scores=nobody)) == answer._replace(sentences=())
+    assert answer.caution in page(replace(found, scores=nobody))
+
+
+def helped(found: Found, worse: int = 0, hurt: int = 0) -> Found:
+    """The run where federation surely helps in the mean, and makes so many devices a little worse, of which so many are hurt."""
+    K = len(found.devices)
+    change = np.where(np.arange(K) < worse, 0.01, -0.8) + 1e-3 * np.arange(K)
+    scores = found.scores._replace(rmse=found.scores.alone * (1 + change), hurt=np.arange(K) < hurt)
+    return replace(found, scores=scores, history=[{**entry, "loss": 1.0} for entry in found.history])
+
+
+def test_a_good_answer_on_firm_ground_has_no_caution(made: Made) -> None:
+    found = helped(made(100), worse=12, hurt=9)
+    assert (verdict(found).answer, verdict(found).caution) == ("yes", "")
+    assert 'class="caution"' not in page(found)
+
+
+def test_an_answer_that_is_not_favourable_needs_no_caution(made: Made) -> None:
+    shaky = made(20, outcome=Outcome("exact_fit", "the rows are fitted without residual", ok=True), caution="little is known")
+    assert verdict(scored(shaky, np.full(20, 0.2) + 0.01 * np.random.default_rng(0).standard_normal(20))).answer == "no"
+    assert verdict(scored(shaky, np.full(20, 0.2) + 0.01 * np.random.default_rng(0).standard_normal(20))).caution == ""
+    assert verdict(scored(made(1), np.array([-0.9]))).caution == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "worse", "hurt", "told"),
+    [
+        ({}, 12, 10, "10 of 100 devices are hurt, and another method may hurt fewer: fedlin compare tries them all."),
+        ({}, 51, 0, "Most devices are worse off, and the mean is carried by the few that gain much."),
+        ({"outcome": Outcome("exact_fit", "nothing is left", ok=True)}, 0, 0, "The run ended as exact_fit: nothing is left."),
+        ({"caution": "phi has not settled"}, 0, 0, "The run says of itself that phi has not settled."),
+        ({"beyond": True, "algorithm": "eb"}, 0, 0, "Test rows come after all training rows, where exact least squares alone may run far"),
+        ({"beyond": True, "algorithm": "hm1"}, 0, 0, ""),
+        ({"beyond": True, "algorithm": "pooled", "settings": {"penalty": 1.0, "seed": 0, "participation": 1.0}}, 0, 0, ""),
+        (
+            {"caution": "phi has not settled"},
+            12,
+            11,
+            "11 of 100 devices are hurt, and another method may hurt fewer: fedlin compare tries them all; the run says of itself",
+        ),
+    ],
+)
+def test_a_good_answer_on_shaky_ground_has_a_caution(fields: dict[str, Any], worse: int, hurt: int, told: str, made: Made) -> None:
+    found = helped(made(100, **fields), worse, hurt)
+    answer = verdict(found)
+    assert answer.answer == "yes"
+    assert answer.caution.startswith(told)
+    assert bool(answer.caution) == bool(told)
+    assert answer.caution not in answer.sentences
+    if told:
+        text = page(found)
+        assert text.index("</h2>") < text.index(f'<p class="caution">{answer.caution}</p>') < text.index(answer.sentences[1])
+
+
+def test_an_error_that_still_fell_at_the_end_is_cautioned_about(made: Made) -> None:
+    told = "The training error had not settled when the rounds were over, so with more of them the answer may be another."
+    rng = np.random.default_rng(0)
+
+    def of(rounds: int, **fields: Any) -> str:
+        return verdict(scored(made(20, rounds=rounds, **fields), np.full(20, -0.2) + 0.01 * rng.standard_normal(20))).caution
+
+    assert of(5) == told
+    assert of(30) == told
+    assert of(1) == told
+    assert of(5, outcome=Outcome("converged", "nothing moves", ok=True)) == ""
+    # Where devices are drawn, the error of a round is that of others.
+    assert of(5, settings={"seed": 0, "participation": 0.5}) == ""
 
 
 def test_runs_of_other_targets_are_not_compared(made: Made) -> None:
     with pytest.raises(Misuse, match="run run-1 has target 'pressure' of 'pumps', run run-2 has target 'flow' of 'pumps'"):
         page(made(), [made(run_id="run-2", target="flow")])
+
+
+def test_it_names_in_what_other_runs_differ_besides_their_method(made: Made) -> None:
+    found, alike = made(4), made(4, seed=1, run_id="run-2", algorithm="eb")
+    told = "Errors cannot be compared where runs differ from run 1 in more than their method: "
+    assert told not in page(found, [alike])
+    other = replace(alike, rests={**found.rests, "split.seed": 7, "missing.policy": "mean"})
+    assert f'<p class="caution">{told}run 2 (run-2) in split.seed and missing.policy.</p>' in page(found, [other])
+    moved = replace(alike, run_id="run-3", prints={**found.prints, "d0001": "1", "new": "2"})
+    assert f"{told}run 3 (run-3) in the rows of 1 device." in page(found, [alike, moved])
 
 
 def test_another_run_stands_beside_each_device(made: Made) -> None:
