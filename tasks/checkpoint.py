@@ -162,7 +162,7 @@ class RunFolder:
         config, by = self._begun()
         if by != "train":
             instead = f"its challenger is run {self.run_id}-challenger" if by == "retrain" else "name a run of fedlin train"
-            raise Misuse(f"run {self.run_id} was begun by fedlin {by} and has no model of its own: {instead}")
+            raise Misuse(f"run {self.run_id} was begun by fedlin {by} and is no training itself: {instead}")
         return config
 
     def _begun(self) -> tuple[dict[str, Any], str]:

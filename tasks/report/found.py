@@ -273,12 +273,7 @@ def read_found(folder: RunFolder) -> Found:
     Misuse
         Where another command has begun the run, it has left no results yet, or they are missing or damaged.
     """
-    if not is_file(folder.path / "config.json"):
-        raise Misuse(f"no run {folder.run_id!r} in {folder.path.parent}: fedlin status lists them")
-    if (command := folder.read_json("config.json").get("command", "train")) != "train":
-        instead = f"its challenger is run {folder.run_id}-challenger" if command == "retrain" else "name a run of fedlin train"
-        raise Misuse(f"run {folder.run_id} was begun by fedlin {command}, of which there is no report: {instead}")
-    config, manifest, ledger = folder.config("train")["resolved"], folder.manifest(), folder.ledger()
+    config, manifest, ledger = folder.trained()["resolved"], folder.manifest(), folder.ledger()
     if ledger is None or not is_file(folder.results / "devices.parquet"):
         raise Misuse(f"run {folder.run_id} has left no results yet: fedlin status {folder.run_id} says how far it is")
     try:

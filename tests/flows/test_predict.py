@@ -90,4 +90,4 @@ def test_a_run_of_another_command_has_no_model(home: Path, command: str, instead
     (home / "new.csv").write_text("device,x1\na,1.0\n")
     told = CliRunner().invoke(app, ["predict", "run", str(home / "new.csv")])
     assert isinstance(told.exception, Misuse)
-    assert str(told.exception) == f"run run was begun by fedlin {command} and has no model of its own: {instead}"
+    assert str(told.exception) == f"run run was begun by fedlin {command} and is no training itself: {instead}"

@@ -79,6 +79,7 @@ def test_the_terminal_tells_the_caution(
 ) -> None:
     fleet()
     train(TrainConfig(dataset="small", rounds=1, algorithm="pooled"), run_id="run", return_state=True)
+    monkeypatch.delenv("COLUMNS", raising=False)  # else the file's name may take two lines
     monkeypatch.setattr(words, "verdict", lambda found: words.Verdict("yes", "Yes", ("By much.",), caution))
     lines = CliRunner().invoke(app, ["report", "run"]).stdout.splitlines()
     assert lines[:-1] == ["Yes: By much.", *([f"caution: {caution}"] if caution else [])]
@@ -114,7 +115,7 @@ def test_what_has_no_report_says_what_has(home: Path, fleet: Callable[..., Datas
         read_found(RunFolder(home / "runs/run"))
     begun = RunFolder(home / "runs/run")
     begun.create({"command": "compare", "given": {}}, {})
-    with pytest.raises(Misuse, match="run run was begun by fedlin compare, of which there is no report: name a run of fedlin train"):
+    with pytest.raises(Misuse, match="run run was begun by fedlin compare and is no training itself: name a run of fedlin train"):
         read_found(begun)
     begun.write_json("config.json", {"command": "retrain", "given": {}})
     with pytest.raises(Misuse, match="its challenger is run run-challenger"):
