@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import secrets
@@ -117,6 +118,9 @@ class Run(Generic[C]):
     def held(self) -> Iterator[None]:
         """Keep other processes from going on with the run meanwhile, and log what becomes of it.
 
+        Python's search for garbage leaves out what is there already, modules for the most part: a large fleet's messages would have it
+        go through them again and again, for as long as the devices' steps take.
+
         Raises
         ------
         Misuse
@@ -124,7 +128,11 @@ class Run(Generic[C]):
         """
         told = {"command": self.config.COMMAND, "dataset": self.config.dataset, "algorithm": getattr(self.config, "algorithm", None)}
         with self.folder.held(), logged(self.folder.run_id, self.folder.path, **told):
-            yield
+            gc.freeze()
+            try:
+                yield
+            finally:
+                gc.unfreeze()
 
     def create(self, resolved: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
         """Write the folder of a new run, with its configuration as given and with every default written out."""
