@@ -57,7 +57,7 @@ class Timed:
 
     def one_round(self) -> tuple[float, float]:
         """A round of expectation propagation as a cohort, and device by device, in milliseconds."""
-        everyone, devices = range(len(self.ids)), self.backend._accepted(range(len(self.ids)))  # pyright: ignore
+        everyone, devices = range(len(self.ids)), self.backend.accepted
         downs: Any = self.algorithm.broadcasts(self.state.server, everyone)
         rngs = DeviceRngs(0, 1, self.ids)
         single = [(take(downs, [k]), [devices[k]], [self.datas[k]], [rngs[k]]) for k in everyone]

@@ -82,7 +82,7 @@ def settled(algorithm: AnyAlgorithm, K: int, n: int, d: int, count: int) -> Sett
     backend, state = InProcess(algorithm, spec, datas, 0), RunState.initial(algorithm, spec)
     for report in rounds(algorithm, spec, backend, Schedule(count), state):
         state = report.state
-    return Settled(algorithm, state, backend._accepted(range(K)), datas, spec.device_ids)  # pyright: ignore
+    return Settled(algorithm, state, backend.accepted, datas, spec.device_ids)
 
 
 def kernels(scale: int = 1) -> list[Kernel]:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from numpy.random import Generator
 
 from fedcore.errors import Misuse
-from fedcore.messages import DeviceInfo
+from fedcore.messages import DeviceInfo, Stacked, stacked
 from fedcore.posterior import AnyPosterior
 from fedcore.rows import DeviceData, Floats
 
@@ -68,7 +68,7 @@ class DeviceResult(NamedTuple):
 
 
 Server = TypeVar("Server")
-Device = TypeVar("Device")
+Device = TypeVar("Device", bound=tuple[Any, ...])
 Down = TypeVar("Down")
 Up = TypeVar("Up")
 
@@ -159,6 +159,10 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
         """The device's state once the server has applied `fraction` of the update that led to `pending`."""
         return pending
 
+    def accepts(self, devices: Sequence[Device], pending: Sequence[Device], fraction: float) -> Sequence[Device]:
+        """`accept` for several devices; overridden where batching pays."""
+        return [self.accept(*each, fraction) for each in zip(devices, pending, strict=True)]
+
     def aggregate(self, server: Server, cohort: Sequence[int], ups: Sequence[Up]) -> Aggregated:
         """The round's updates taken into the server's state, `ups` in ascending order of device."""
         ...
@@ -240,7 +244,7 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
 class BatchedAlgorithm(Algorithm[Server, Device, Down, Up], Protocol[Server, Device, Down, Up]):
     """An algorithm written for cohorts, whose single-device steps are cohorts of one.
 
-    Implementers give `init_devices`, `broadcasts` and `local_steps`.
+    Implementers give `init_devices`, `broadcasts` and `local_steps`; an `accept` of theirs takes stacked states too.
     """
 
     def init_device(self, spec: FleetSpec, data: DeviceData) -> Device:
@@ -252,6 +256,9 @@ class BatchedAlgorithm(Algorithm[Server, Device, Down, Up], Protocol[Server, Dev
     def local_step(self, down: Down, device: Device, data: DeviceData, rng: Generator) -> tuple[Device, Up, DeviceInfo]:
         devices, ups, infos = self.local_steps([down], [device], [data], [rng])
         return devices[0], ups[0], infos[0]
+
+    def accepts(self, devices: Sequence[Device], pending: Sequence[Device], fraction: float) -> Sequence[Device]:
+        return Stacked(self.accept(stacked(devices), stacked(pending), fraction), len(devices))
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]

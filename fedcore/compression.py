@@ -1,18 +1,22 @@
 """A device's rows for Gaussian models, compressed to d + 1 of them without loss.
 
 With X = Q R the likelihood of y given theta depends on the rows through R, Q'y, the sum of squares that no theta explains, and n
-alone. Unlike X'X this does not square the design's condition number.
+alone; all of it is in the triangular factor of (X y). Unlike X'X this does not square the design's condition number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcore.errors import Misuse
-from fedcore.rows import DeviceData, Floats, Rows, Scalar
+from fedcore.rows import DeviceData, Floats, Scalar
+
+AT_ONCE = 2**16
+"""How many numbers are factorised in one call, unless a device alone has more."""
 
 RANK_TOLERANCE = 1e-10
 """Singular values of the design with columns of length 1 below this share of the largest count as zero."""
@@ -46,31 +50,43 @@ class Compressed(NamedTuple):
 
 
 def compress(datas: Sequence[DeviceData]) -> Compressed:
-    """Compress m devices' training rows, device by device.
+    """Compress m devices' training rows, each independent of the others to the last bit.
 
     Raises
     ------
     Misuse
         Where a device has no training rows, or values so large that their squares overflow.
     """
-    columns = zip(*(_compressed(data.train) for data in datas), strict=True)
-    return Compressed(*(np.array(column) for column in columns))
-
-
-def _compressed(rows: Rows) -> Compressed:
-    X, y, d = rows.X, rows.y, rows.d
-    if not rows.n:
+    m, d = len(datas), datas[0].train.d
+    R, y = np.zeros((m, d, d)), np.zeros((m, d))
+    rss, rank, power = np.zeros(m), np.zeros(m), np.zeros(m)
+    n = np.array([data.train.n for data in datas])
+    if not n.all():
         raise Misuse("a device without training rows cannot take part: leave it out, or change the split")
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares, power = (X**2).sum(axis=0), float(y @ y) / rows.n
-    if not (np.isfinite(squares).all() and np.isfinite(power)):
-        raise Misuse("the squares of this device's values are not finite: scale features and target, and fill missing values")
-    Q, R = np.linalg.qr(X)
-    projected = Q.T @ y
-    residual = y - Q @ projected
-    padded, targets = np.zeros((d, d)), np.zeros(d)
-    padded[: len(R)], targets[: len(R)] = R, projected
-    length = np.sqrt(squares)
-    singular = np.linalg.svd(R / np.where(length > 0, length, 1.0), compute_uv=False)
-    rank = int((singular > RANK_TOLERANCE * singular[0]).sum())
-    return Compressed(padded, targets, float(residual @ residual), float(rows.n), float(rows.n - rank), power)
+    for together in _alike(n, d + 1):
+        tables = np.empty((len(together), n[together[0]], d + 1))
+        for i, k in enumerate(map(int, together)):
+            rows = datas[k].train
+            tables[i, :, :d], tables[i, :, d] = rows.X, rows.y
+        # What is left of y below the first d rows of the factor of (X y) is what X does not explain.
+        factors: Floats = np.asarray(np.linalg.qr(tables, mode="r"))
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = (factors**2).sum(axis=1)
+        if not np.isfinite(squares).all():
+            raise Misuse("the squares of this device's values are not finite: scale features and target, and fill missing values")
+        some = min(d, factors.shape[1])
+        R[together, :some], y[together, :some] = factors[:, :d, :d], factors[:, :d, d]
+        rss[together] = (factors[:, d:, d] ** 2).sum(axis=1)
+        power[together] = squares[:, d] / n[together]
+        length = np.sqrt(squares[:, None, :d])
+        singular = np.linalg.svd(factors[:, :d, :d] / np.where(length > 0, length, 1.0), compute_uv=False)
+        rank[together] = (singular > RANK_TOLERANCE * singular[:, :1]).sum(axis=1)
+    return Compressed(R, y, rss, n.astype(float), n - rank, power)
+
+
+def _alike(n: NDArray[np.intp], width: int) -> Iterator[NDArray[np.intp]]:
+    """Devices of equal numbers of rows, as many at once as fit the processor's cache."""
+    order = np.argsort(n, kind="stable")
+    for devices in np.split(order, np.flatnonzero(np.diff(n[order])) + 1):
+        most = max(1, AT_ONCE // (int(n[devices[0]]) * width))
+        yield from (devices[start : start + most] for start in range(0, len(devices), most))

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fedcore.algorithm import Aggregated, AnyAlgorithm, DeviceResult, FleetSpec, Outcome, algorithm_class
 from fedcore.errors import DataError, Misuse
-from fedcore.messages import take
+from fedcore.messages import columns, take
 from fedcore.posterior import AnyPosterior
-from fedcore.receipts import Memory, settle
 from fedcore.rounds import Answers, Call, DeviceRngs, RunState, Schedule, rounds
 from fedcore.rows import DeviceData, Floats
 
@@ -121,29 +122,30 @@ def _pair(device_id: str, pair: tuple[object, ...]) -> DeviceData:
 
 
 class InProcess:
-    """A backend whose devices live in this process and always answer."""
+    """A backend whose devices live in this process and always answer.
+
+    Attributes
+    ----------
+    accepted
+        The devices' states, one a device, after what the server has told them to have taken; held together where an algorithm does.
+    """
 
     def __init__(self, algorithm: AnyAlgorithm, spec: FleetSpec, datas: Sequence[DeviceData], seed: int) -> None:
         self.algorithm = algorithm
         self.spec = spec
         self.datas = datas
         self.seed = seed
-        self.initial = _initial_states(algorithm, spec, datas)
-        self.memories: dict[int, Memory] = {}  # of the devices whose state moves at all
+        self.accepted: Sequence[Any] = _initial_states(algorithm, spec, datas)
+        self._last: tuple[int, Sequence[int], Sequence[Any]] | None = None  # round, cohort and new states, where these have moved
 
     def local_steps(self, call: Call) -> Answers:
         """The cohort's local steps, as one call of the algorithm."""
         self._settle(call.state)
-        devices = self._accepted(call.cohort)
+        devices = self._of(self.accepted, call.cohort)
         ids = self._of(self.spec.device_ids, call.cohort)
         rngs = DeviceRngs(self.seed, call.round_num, ids)
         states, ups, infos = self.algorithm.local_steps(call.downs, devices, self._of(self.datas, call.cohort), rngs)
-        if states is not devices:
-            for i, k in enumerate(call.cohort):
-                self.memories[k] = Memory(devices[i], int(call.state.taken_round[k]), states[i], call.round_num)
-        else:  # nothing moved, but a receipt will speak of this round
-            for k in self.memories.keys() & set(call.cohort):
-                self.memories[k] = self.memories[k].awaiting(self.memories[k].accepted, call.round_num)
+        self._last = None if states is devices else (call.round_num, call.cohort, states)
         return Answers(call.cohort, ups, infos)
 
     def aggregate(self, server: Any, answers: Answers) -> Aggregated:
@@ -153,25 +155,33 @@ class InProcess:
     def results(self, state: RunState) -> dict[str, DeviceResult]:
         """Every device's result after its last receipt."""
         self._settle(state)
-        everyone = range(len(self.datas))
-        downs, devices = self.algorithm.broadcasts(state.server, everyone), self._accepted(everyone)
-        return dict(zip(self.spec.device_ids, self.algorithm.finalize_devices(downs, devices, self.datas), strict=True))
+        downs = self.algorithm.broadcasts(state.server, range(len(self.datas)))
+        return dict(zip(self.spec.device_ids, self.algorithm.finalize_devices(downs, self.accepted, self.datas), strict=True))
 
     def finalize(self, state: RunState) -> dict[str, Floats]:
         """Every device's coefficients after its last receipt, shape (d,) each."""
         return {device_id: result.theta for device_id, result in self.results(state).items()}
 
     def _settle(self, state: RunState) -> None:
-        for k, memory in self.memories.items():
-            self.memories[k] = settle(self.algorithm, memory, state.receipt(k))
+        """What devices do by their receipts (see `fedcore.receipts`), for all of them at once: those whose last update was taken move."""
+        if self._last is None:
+            return
+        round_num, cohort, states = self._last
+        self._last = None
+        taken = np.flatnonzero(state.taken_round[columns(cohort, len(self.datas))] == round_num).tolist()
+        if not taken:
+            return
+        moved = [cohort[i] for i in taken]
+        fraction = float(state.taken_fraction[moved[0]])  # one a round
+        after = self.algorithm.accepts(self._of(self.accepted, moved), self._of(states, taken), fraction)
+        if len(moved) == len(self.datas):
+            self.accepted = after
+        else:
+            by_number = dict(zip(moved, after, strict=True))
+            self.accepted = [by_number.get(k, before) for k, before in enumerate(self.accepted)]
 
-    def _accepted(self, cohort: Sequence[int]) -> Sequence[Any]:
-        if not self.memories:
-            return self._of(self.initial, cohort)
-        return [self.memories[k].accepted if k in self.memories else self.initial[k] for k in cohort]
-
-    def _of(self, fleet: Sequence[Any], cohort: Sequence[int]) -> Sequence[Any]:
-        return fleet if len(cohort) == len(fleet) else take(fleet, cohort)
+    def _of(self, whole: Sequence[Any], positions: Sequence[int]) -> Sequence[Any]:
+        return whole if len(positions) == len(whole) else take(whole, positions)
 
 
 def _initial_states(algorithm: AnyAlgorithm, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[Any]:

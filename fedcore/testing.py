@@ -87,6 +87,9 @@ def _check_steps(algorithm: AnyAlgorithm, fleet: dict[str, DeviceData]) -> None:
         assert equal(up, ups[k]), "local_steps sends another update than local_step"
         assert np.array_equal(info.loss, infos[k].loss), "local_steps reports another loss than local_step"
         assert equal(algorithm.accept(devices[k], states[k], 1.0), states[k]), "a receipt in full does not give the pending state"
+    for fraction in (1.0, 0.5):
+        for k, state in enumerate(algorithm.accepts(devices, states, fraction)):
+            assert equal(state, algorithm.accept(devices[k], states[k], fraction)), "accepts differs from accept"
     results = algorithm.finalize_devices(downs, devices, datas)
     for k, data in enumerate(datas):
         assert equal(results[k], algorithm.finalize(downs[k], devices[k], data)), "finalize_devices differs from finalize"

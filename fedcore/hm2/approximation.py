@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcore.hm2.natural import NaturalParams, log_partition, moments
+from fedcore.hm2.natural import Moments, NaturalParams, moments
 from fedcore.rows import Floats
 
 MOST_OF_A_DIRECTION = 0.8
@@ -24,7 +24,8 @@ SWINGS, FALLS, LEAST_SHARE = 0.1, 2.0 / 3.0, 0.25
 """From which change on a round that goes back on the one before, and is not smaller by this factor, is taken for swinging to and fro, as
 where rows say little of phi; from then on half as much is taken, down to this share of the most."""
 
-RefreshPrior = Callable[[NaturalParams, NaturalParams], tuple[NaturalParams, float]]
+RefreshPrior = Callable[[NaturalParams, NaturalParams], NaturalParams]
+PriorEvidence = Callable[[NaturalParams, NaturalParams], float]
 
 
 class Approximation(NamedTuple):
@@ -98,7 +99,12 @@ def with_sites(approximation: Approximation, cohort: Sequence[int], changes: Nat
 
 
 def refreshed(
-    approximation: Approximation, refresh_prior: RefreshPrior, cohort: Sequence[int], proposal: Proposal, damping: float
+    approximation: Approximation,
+    refresh_prior: RefreshPrior,
+    prior_evidence: PriorEvidence,
+    cohort: Sequence[int],
+    proposal: Proposal,
+    damping: float,
 ) -> Approximation | None:
     """The approximation after a round; None where no fraction of what was proposed leaves it a distribution near the one before.
 
@@ -106,8 +112,8 @@ def refreshed(
     ----------
     approximation
         From before.
-    refresh_prior
-        See `Hierarchy.prior_refreshed`. It is called with q as it is after the devices' changes, and for the evidence as it was before.
+    refresh_prior, prior_evidence
+        See `Hierarchy`. The first is called with q as it is after the devices' changes, the second as it was before.
     cohort
         Who answered, ascending.
     proposal
@@ -115,14 +121,13 @@ def refreshed(
     damping
         The most that is to be taken, in (0, 1].
     """
-    K, phi = len(approximation.terms), log_partition(approximation.q)
+    K, before = len(approximation.terms), moments(approximation.q)
     total, anew = proposal.site.total(), np.asarray(proposal.skipped) == 0
-    found = _largest_step(approximation.q, total, damping * approximation.share)
+    found = _largest_step(approximation.q, before, total, damping * approximation.share)
     if found is None:
         return None
     q, fraction, moved = found
-    _, prior_term = refresh_prior(approximation.q, approximation.prior)
-    prior, _ = refresh_prior(q, approximation.prior)
+    prior, phi = refresh_prior(q, approximation.prior), before.log_partition
     terms = approximation.terms.copy()
     answered = np.asarray(cohort)
     terms[answered[anew]] = proposal.term[anew] - phi
@@ -135,7 +140,7 @@ def refreshed(
         prior,
         _moved(approximation.sites, cohort, proposal.site, fraction),
         terms,
-        float(phi + prior_term + terms.sum()),
+        float(phi + prior_evidence(approximation.q, approximation.prior) + terms.sum()),
         move,
         change,
         fraction,
@@ -166,9 +171,8 @@ def _moved(sites: NaturalParams, cohort: Sequence[int], changes: NaturalParams, 
     return moved
 
 
-def _largest_step(q: NaturalParams, change: NaturalParams, most: float) -> tuple[NaturalParams, float, Floats] | None:
+def _largest_step(q: NaturalParams, before: Moments, change: NaturalParams, most: float) -> tuple[NaturalParams, float, Floats] | None:
     """q after as much of a change as leaves it a distribution and near, which fraction that is, and what it moved; see `Approximation`."""
-    before = moments(q)
     sd_before = np.sqrt(np.diagonal(before.covariance))
     fraction = min(most, _largest_fraction(q, change))
     for _ in range(HALVINGS):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedcore.compression import Compressed
 from fedcore.gaussian import product
 from fedcore.hm2.cholesky import cholesky, inverse, log_determinant
-from fedcore.hm2.natural import LOG_2PI, NaturalParams, natural
+from fedcore.hm2.natural import LOG_2PI, NaturalParams
 from fedcore.rows import Booleans, Floats
 
 Devices = NDArray[np.intp] | slice
@@ -108,30 +108,41 @@ class Cavity(NamedTuple):
         return Cavity(*parts)
 
 
-def independent_noise(params: NaturalParams, mean: float, variance: float) -> NaturalParams:
-    """A distribution of (mu, t), extended by an s independent of both."""
-    old = params.matrix
-    p = old.shape[-1]
-    matrix, shift = np.zeros((*old.shape[:-2], p + 1, p + 1)), np.zeros((*old.shape[:-2], p + 1))
-    matrix[..., :p, :p], shift[..., :p] = old, params.shift
-    unit = natural(np.full(1, mean), np.full((1, 1), 1.0 / variance))
-    matrix[..., p, p], shift[..., p] = unit.precision[0], unit.shift[0]
-    return NaturalParams(shift, matrix[..., *np.tril_indices(p + 1)])
-
-
 def split(params: NaturalParams, d: int) -> Cavity:
     """Of distributions of (mu, t, s)."""
     Q = params.matrix
-    joint, coefficients = inverse(Q), inverse(Q[:, :d, :d])
+    joint, given = inverse(Q), _coefficients(Q[:, :-1, :-1], d)
     mean = product(joint.matrix, params.shift)
     variance = np.ascontiguousarray(joint.matrix[:, -1, -1])
-    G = -coefficients.matrix @ Q[:, :d, d:-1]
-    schur = Q[:, d:-1, d:-1] + Q[:, d:-1, :d] @ G
+    slope = joint.matrix[:, :-1, -1] / variance[:, None]
+    return Cavity(mean[:, :-1].copy(), slope, *given[:-1], mean[:, -1].copy(), variance, joint.proper & given.proper)
+
+
+def independent(params: NaturalParams, d: int, noise_mean: float, noise_variance: float) -> Cavity:
+    """Of distributions of (mu, t), and an s independent of both."""
+    given, m = _coefficients(params.matrix, d), len(params.shift)
+    mu, G = np.ascontiguousarray(params.shift[:, :d]), given.G
+    t = product(inverse(given.P).matrix, params.shift[:, d:] + product(G.swapaxes(1, 2), mu))
+    mean = np.concatenate([product(given.C, mu) + product(G, t), t], axis=1)
+    return Cavity(mean, np.zeros_like(mean), *given[:-1], np.full(m, noise_mean), np.full(m, noise_variance), given.proper)
+
+
+class _Given(NamedTuple):
+    C: Floats
+    G: Floats
+    P: Floats
+    log_determinant: Floats
+    proper: Booleans
+
+
+def _coefficients(Q: Floats, d: int) -> _Given:
+    """mu given t, and t, from the precision of both."""
+    coefficients = inverse(Q[:, :d, :d])
+    G = -coefficients.matrix @ Q[:, :d, d:]
+    schur = Q[:, d:, d:] + Q[:, d:, :d] @ G
     P = 0.5 * (schur + schur.swapaxes(1, 2))
     factor, proper = cholesky(P)
-    slope = joint.matrix[:, :-1, -1] / variance[:, None]
-    sound = joint.proper & coefficients.proper & proper
-    return Cavity(mean[:, :-1].copy(), slope, coefficients.matrix, G, P, log_determinant(factor), mean[:, -1].copy(), variance, sound)
+    return _Given(coefficients.matrix, G, P, log_determinant(factor), coefficients.proper & proper)
 
 
 class Explained(NamedTuple):

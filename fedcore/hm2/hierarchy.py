@@ -76,10 +76,13 @@ class Hierarchy(Protocol[Private, Point, Statistics]):
         """The prior of phi, or a normal distribution with its moments; the server's alone."""
         ...
 
-    def prior_refreshed(self, q: NaturalParams, site: NaturalParams) -> tuple[NaturalParams, float]:
-        """The prior's part in q anew, from q and what it was, and its part in the evidence, log Z + Phi(q without it) - Phi(q). A prior
-        that is normal stays as it is, and adds -Phi(prior)."""
-        return site, -float(log_partition(site))
+    def prior_refreshed(self, q: NaturalParams, site: NaturalParams) -> NaturalParams:
+        """The prior's part in q anew, from q and what it was. A prior that is normal stays as it is."""
+        return site
+
+    def prior_evidence(self, q: NaturalParams, site: NaturalParams) -> float:
+        """The prior's part in the evidence, log Z + Phi(q without it) - Phi(q); -Phi(prior) where it is normal."""
+        return -float(log_partition(site))
 
     def log_prior(self, phi: Floats) -> Floats:
         """log of the prior's density at S values of phi, shape (S, p): shape (S,)."""

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcore.hm2.cholesky import cholesky
+from fedcore.hm2 import cholesky
+from fedcore.hm2.cholesky import Inverse, diagonal
 from fedcore.rows import Booleans, Floats
 from fedcore.semidefinite import packed, symmetric
 
@@ -52,13 +53,21 @@ class NaturalParams(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Mean, shape (..., m), and covariance, shape (..., m, m), of normal distributions, and whether each is one, shape (...).
+    """Of normal distributions.
 
-    Where `proper` is false the others are finite but mean nothing.
+    Attributes
+    ----------
+    mean, covariance
+        Shapes (..., m) and (..., m, m); finite, but without meaning, where `proper` is false.
+    log_partition
+        log of the integral of exp(r'phi - phi'Q phi / 2), shape (...); NaN where `proper` is false.
+    proper
+        Whether Q is positive definite, shape (...).
     """
 
     mean: Floats
     covariance: Floats
+    log_partition: Floats
     proper: Booleans
 
 
@@ -74,23 +83,24 @@ def natural(mean: Floats, matrix: Floats) -> NaturalParams:
 
 
 def moments(params: NaturalParams) -> Moments:
-    """Mean and covariance, from Q with a unit diagonal."""
-    covariance, proper = inverse(params.matrix)
-    return Moments((covariance @ params.shift[..., None])[..., 0], covariance, proper)
+    """Mean, covariance and integral, from Q with a unit diagonal."""
+    found, shift = inverse(params.matrix), params.shift
+    mean = (found.matrix @ shift[..., None])[..., 0]
+    value = 0.5 * ((shift * mean).sum(axis=-1) - found.log_determinant + shift.shape[-1] * LOG_2PI)
+    return Moments(mean, found.matrix, np.where(found.proper, value, np.nan), found.proper)
 
 
-def inverse(matrices: Floats) -> tuple[Floats, Booleans]:
-    """Inverses of symmetric matrices, shape (..., m, m), and whether each is finite and positive definite, shape (...); where it is not,
-    the identity stands for its inverse."""
-    identity = np.eye(matrices.shape[-1])
-    diagonal = np.diagonal(matrices, axis1=-2, axis2=-1)
-    sound = np.asarray(np.isfinite(matrices).all(axis=(-1, -2)) & (diagonal > 0).all(axis=-1))
-    scale = 1.0 / np.sqrt(np.where(sound[..., None], diagonal, 1.0))
-    unit = np.where(sound[..., None, None], matrices * scale[..., :, None] * scale[..., None, :], identity)
-    factors, positive = cholesky(unit)
-    proper = sound & positive
-    root = np.linalg.inv(factors) * np.where(proper[..., None], scale, 1.0)[..., None, :]
-    return np.where(proper[..., None, None], root.swapaxes(-1, -2) @ root, identity), proper
+def inverse(matrices: Floats) -> Inverse:
+    """As `cholesky.inverse`, of matrices first scaled to a unit diagonal."""
+    sound = np.asarray(np.isfinite(matrices).all(axis=(-1, -2)) & (diagonal(matrices) > 0).all(axis=-1))
+    if not sound.all():
+        matrices = np.where(sound[..., None, None], matrices, np.eye(matrices.shape[-1]))
+    scale = 1.0 / np.sqrt(diagonal(matrices))
+    products = scale[..., :, None] * scale[..., None, :]
+    unit = cholesky.inverse(matrices * products)
+    scaled = np.where(unit.proper[..., None, None], unit.matrix * products, unit.matrix)
+    log_determinant = unit.log_determinant - 2.0 * np.log(scale).sum(axis=-1)
+    return Inverse(scaled, np.where(unit.proper, log_determinant, 0.0), sound & unit.proper)
 
 
 def log_density(params: NaturalParams, phi: Floats) -> Floats:
@@ -101,12 +111,8 @@ def log_density(params: NaturalParams, phi: Floats) -> Floats:
 
 
 def log_partition(params: NaturalParams) -> Floats:
-    """log of the integral of exp(r'phi - phi'Q phi / 2), shape (...); NaN where Q is not positive definite."""
-    found = moments(params)
-    with np.errstate(invalid="ignore"):
-        _, logdet = np.linalg.slogdet(np.where(found.proper[..., None, None], params.matrix, np.eye(params.shift.shape[-1])))
-    value = 0.5 * ((params.shift * found.mean).sum(axis=-1) - logdet + params.shift.shape[-1] * LOG_2PI)
-    return np.where(found.proper, value, np.nan)
+    """As in `Moments`."""
+    return moments(params).log_partition
 
 
 def divergence(ours: NaturalParams, theirs: NaturalParams) -> float:

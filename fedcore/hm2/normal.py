@@ -15,11 +15,11 @@ import numpy as np
 from scipy.special import polygamma, psi
 
 from fedcore.compression import Compressed, compress
-from fedcore.gaussian import expected
+from fedcore.gaussian import product
 from fedcore.hm2 import warm
-from fedcore.hm2.cholesky import diagonal, inverse
+from fedcore.hm2.cholesky import cholesky, diagonal, inverse
 from fedcore.hm2.coefficients import Coefficients
-from fedcore.hm2.conditional import Cavity, Conditional, Integral, independent_noise, rows_of, split
+from fedcore.hm2.conditional import Cavity, Conditional, Integral, independent, rows_of, split
 from fedcore.hm2.factor import log_density, log_density_own_noise, own_noise
 from fedcore.hm2.hierarchy import Tilted
 from fedcore.hm2.natural import NaturalParams, log_partition, moments, natural
@@ -160,9 +160,13 @@ class Normal(ABC):
             mean, sd = np.append(mean, self._noise_mean), np.append(sd, self.log_sigma2_sd)
         return natural(mean, np.diag(1.0 / sd**2))
 
-    def prior_refreshed(self, q: NaturalParams, site: NaturalParams) -> tuple[NaturalParams, float]:
+    def prior_refreshed(self, q: NaturalParams, site: NaturalParams) -> NaturalParams:
         """The prior is normal, so its part in q stays what it is."""
-        return site, -float(log_partition(site))
+        return site
+
+    def prior_evidence(self, q: NaturalParams, site: NaturalParams) -> float:
+        """Of a normal prior."""
+        return -float(log_partition(site))
 
     def log_prior(self, phi: Floats) -> Floats:
         """log of its density."""
@@ -230,8 +234,11 @@ class Normal(ABC):
         d = rows.R.shape[1]
         axes = self.axes(d)
         mean = np.where(found.proper[:, None], found.mean, 0.0)
-        sd = np.exp(0.5 * mean[:, d : d + axes] @ warm.spread(d, axes).T)
-        error = expected(rows, np.ascontiguousarray(mean[:, :d]), sd[:, :, None] * np.eye(d), np.exp(mean[:, -1])).error
+        tau, noise = np.exp(mean[:, d : d + axes] @ warm.spread(d, axes).T), np.exp(mean[:, -1])
+        L, _ = cholesky((rows.R * tau[:, None]) @ rows.R.swapaxes(1, 2) + noise[:, None, None] * np.eye(d))
+        residual = rows.y - product(rows.R, np.ascontiguousarray(mean[:, :d]))
+        # With V = L L' the marginal covariance of Q'y, what the posterior mean of theta leaves of it is sigma^2 V^-1 of this.
+        error = noise[:, None] * np.linalg.solve(L.swapaxes(1, 2), np.linalg.solve(L, residual[:, :, None]))[:, :, 0]
         explained = np.where(found.proper, (error**2).sum(axis=1), 0.0)
         return (explained + rows.rss) / np.asarray(rows.n)
 
@@ -327,7 +334,7 @@ class Normal(ABC):
     def _cavity(self, private: Private, cavity: NaturalParams) -> Cavity:
         """Of (mu, t, s), whether s is in phi or not; where it is known, any distribution does."""
         d = private.rows.R.shape[1]
-        return split(cavity if self._shared else independent_noise(cavity, self._noise_mean, self.log_sigma2_sd**2), d)
+        return split(cavity, d) if self._shared else independent(cavity, d, self._noise_mean, self.log_sigma2_sd**2)
 
     def _found(self, private: Private, q: NaturalParams, cavity: Cavity) -> Found:
         """Rules start where q is, but for the noise: by residuals and cavity if shared, and where it was last if the device's own."""

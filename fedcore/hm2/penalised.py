@@ -29,11 +29,14 @@ from fedcore.hm2 import half_cauchy
 from fedcore.hm2.coefficients import Coefficients, Joint, Marginals
 from fedcore.hm2.grid import Indices, Nodes, OnGrid, on_grid
 from fedcore.hm2.hierarchy import Tilted
-from fedcore.hm2.natural import NaturalParams, log_density, log_partition, moments, natural
+from fedcore.hm2.natural import Moments, NaturalParams, log_density, log_partition, moments, natural
 from fedcore.hm2.units import Squares, Units, squares, units_of
 from fedcore.messages import Stacked
 from fedcore.options import choice, number
 from fedcore.rows import DeviceData, Floats, Scalar
+
+FIRST = np.array([1.0, 0.0, 0.0])
+"""The entry of log lambda in a packed precision of phi."""
 
 PROFILE, SDS, REACH = 31, 3.0, 9.0
 """At how many values of log lambda the start looks, and how far to both sides: so many standard deviations around its prior's mean, and
@@ -151,23 +154,34 @@ class Penalised(ABC):
     def prior(self, d: int) -> NaturalParams:
         return self._prior
 
-    def prior_refreshed(self, q: NaturalParams, site: NaturalParams) -> tuple[NaturalParams, float]:
+    def prior_refreshed(self, q: NaturalParams, site: NaturalParams) -> NaturalParams:
         if self.lambda_prior == "log_normal":
-            return site, -float(log_partition(site))
-        # Of the prior's two independent parts the noise's is exact. The other's cavity is q without its site.
-        flat = np.array([1.0, 0.0, 0.0])  # the entry of log lambda in a packed precision
-        noise = NaturalParams(site.shift * [0.0, 1.0], site.precision * (1.0 - flat))
-        cavity = q.minus(site).plus(noise)
-        outside, scale = moments(cavity), float(self._log_lambda[0])
+            return site
+        noise, outside = self._without_log_lambda(q, site)
         if not outside.proper:
-            return site, float("nan")
+            return site
+        found, scale = self._half_cauchy(outside), float(self._log_lambda[0])
         variance = float(outside.covariance[0, 0])
-        found = half_cauchy.matched(float(outside.mean[0]) - scale, variance)
         precision = 1.0 / found.variance - 1.0 / variance
         shift = (found.mean + scale) / found.variance - float(outside.mean[0]) / variance
+        return noise.plus(NaturalParams(np.array([shift, 0.0]), precision * FIRST))
+
+    def prior_evidence(self, q: NaturalParams, site: NaturalParams) -> float:
+        if self.lambda_prior == "log_normal":
+            return -float(log_partition(site))
+        noise, outside = self._without_log_lambda(q, site)
+        if not outside.proper:
+            return float("nan")
         noise_alone = -log_partition(NaturalParams(noise.shift[1:], noise.precision[2:]))
-        term = found.log_normaliser + log_partition(cavity) - log_partition(q) + noise_alone
-        return noise.plus(NaturalParams(np.array([shift, 0.0]), precision * flat)), float(term)
+        return float(self._half_cauchy(outside).log_normaliser + outside.log_partition - log_partition(q) + noise_alone)
+
+    def _without_log_lambda(self, q: NaturalParams, site: NaturalParams) -> tuple[NaturalParams, Moments]:
+        """Of the prior's two independent parts the noise's, which is exact; and the other's cavity, which is q without its site."""
+        noise = NaturalParams(site.shift * [0.0, 1.0], site.precision * (1.0 - FIRST))
+        return noise, moments(q.minus(site).plus(noise))
+
+    def _half_cauchy(self, outside: Moments) -> half_cauchy.Matched:
+        return half_cauchy.matched(float(outside.mean[0]) - float(self._log_lambda[0]), float(outside.covariance[0, 0]))
 
     def log_prior(self, phi: Floats) -> Floats:
         prior = self._prior

@@ -20,6 +20,9 @@ from fedcore.semidefinite import packed
 NEWTON = 30
 """Steps of Newton's method for log tau, each at most 2: enough from anywhere within exp(60) of the solution."""
 
+CLOSE = 1e-8
+"""The longest last step: another one would be about as long as its square."""
+
 LEAST_SQUARE = 1e-12
 """Least mean square of theta - mu, in units of its prior's: where coefficients are all alike, log tau is not minus infinity."""
 
@@ -83,7 +86,10 @@ def _log_tau(squares: Floats, counts: Floats, prior: Hyperprior) -> Floats:
     t, precision = np.log(squares / counts), 1.0 / prior.log_tau_sd**2
     for _ in range(NEWTON):
         pull = 0.5 * squares * np.exp(-t)
-        t += np.clip((pull - 0.5 * counts - precision * (t - prior.log_tau_mean)) / (pull + precision), -2.0, 2.0)
+        step = np.clip((pull - 0.5 * counts - precision * (t - prior.log_tau_mean)) / (pull + precision), -2.0, 2.0)
+        t += step
+        if not np.abs(step).max() > CLOSE:
+            break
     return t
 
 

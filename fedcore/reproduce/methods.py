@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from fedcore.algorithm import Aggregated, AnyAlgorithm, DeviceResult, FleetSpec, Outcome
+from fedcore.algorithm import AnyAlgorithm, DeviceResult, FleetSpec, Outcome
 from fedcore.fit import InProcess
 from fedcore.metrics import a_rmse, score
-from fedcore.rounds import Answers, Call, DeviceRngs, RunState, Schedule, rounds
+from fedcore.rounds import RunState, Schedule, rounds
 from fedcore.rows import DeviceData, Floats, Rows
 
 
@@ -55,25 +55,8 @@ class Path(NamedTuple):
     outcome: Outcome
 
 
-class WholeFleet(InProcess):
-    """A backend in which every device answers each round, and every answer is taken whole.
-
-    Then no device needs a memory of its own, and their states stay together in the form in which an algorithm holds them.
-    """
-
-    def local_steps(self, call: Call) -> Answers:
-        rngs = DeviceRngs(self.seed, call.round_num, self.spec.device_ids)
-        self.initial, ups, infos = self.algorithm.local_steps(call.downs, self.initial, self.datas, rngs)
-        return Answers(call.cohort, ups, infos)
-
-    def aggregate(self, server: Any, answers: Answers) -> Aggregated:
-        aggregated = super().aggregate(server, answers)
-        assert aggregated.fraction == 1.0, "an update that is applied in part"
-        return aggregated
-
-
 def run(algorithm: AnyAlgorithm, fleet: Mapping[str, DeviceData], count: int, seed: int, *, follow: bool = False) -> Path:
-    """Run an algorithm on a fleet: the coefficients of `fedcore.fit` to the last bit, faster, and after each round where wanted.
+    """Run an algorithm on a fleet: the coefficients of `fedcore.fit` to the last bit, and after each round where wanted.
 
     Parameters
     ----------
@@ -89,7 +72,7 @@ def run(algorithm: AnyAlgorithm, fleet: Mapping[str, DeviceData], count: int, se
     ids = tuple(sorted(fleet))
     datas = [fleet[device_id] for device_id in ids]
     spec = FleetSpec(ids, datas[0].train.d)
-    backend = WholeFleet(algorithm, spec, datas, seed)
+    backend = InProcess(algorithm, spec, datas, seed)
     thetas: list[Floats] = []
     outcome = None
     for report in rounds(algorithm, spec, backend, Schedule(rounds=count, seed=seed), RunState.initial(algorithm, spec)):

@@ -35,8 +35,8 @@ class Run:
             old = before.accepted
             places = [before.spec.device_ids.index(each) if each in old else None for each in self.spec.device_ids]
             self.state = self.state._replace(server=algorithm.continued_server(before.state.server, places, self.spec))
-            fresh = {name: take(self.backend.initial, [k])[0] for k, name in enumerate(self.spec.device_ids)}
-            self.backend.initial = [algorithm.continued_device(old[name], own) if name in old else own for name, own in fresh.items()]
+            fresh = {name: take(self.backend.accepted, [k])[0] for k, name in enumerate(self.spec.device_ids)}
+            self.backend.accepted = [algorithm.continued_device(old[name], own) if name in old else own for name, own in fresh.items()]
         for report in rounds(algorithm, self.spec, self.backend, Schedule(rounds=count), self.state) if count else ():
             self.state = report.state
 
@@ -47,7 +47,7 @@ class Run:
     @property
     def accepted(self) -> dict[str, Any]:
         self.backend.results(self.state)  # the last receipts
-        return dict(zip(self.spec.device_ids, self.backend._accepted(range(len(self.spec.device_ids))), strict=True))
+        return dict(zip(self.spec.device_ids, self.backend.accepted, strict=True))
 
 
 def apart(one: Run, other: Run) -> float:

@@ -15,7 +15,7 @@ from fedcore.deadline import check_deadline, deadline
 from fedcore.ditto import Ditto
 from fedcore.errors import DeviceLate
 from fedcore.fit import InProcess
-from fedcore.receipts import Memory
+from fedcore.receipts import Memory, settle
 from fedcore.rounds import Answers, Call, RoundReport, RunState, Schedule, device_rng, rounds
 from fedcore.testing import equal, small_fleet
 from fedcore.trials import Trials
@@ -54,12 +54,12 @@ class OneByOne(InProcess):
     def __init__(self, algorithm: AnyAlgorithm, limit: Callable[[int, int], AbstractContextManager[Any]]) -> None:
         fleet = small_fleet(rows=(12, 9, 30, 14))
         super().__init__(algorithm, FleetSpec(tuple(fleet), 3), list(fleet.values()), seed=0)
-        self.memories = {k: Memory.initial(device) for k, device in enumerate(self.initial)}
+        self.memories = [Memory.initial(device) for device in self.accepted]
         self.limit = limit
         self.late: list[tuple[int, int]] = []
 
     def local_steps(self, call: Call) -> Answers:
-        self._settle(call.state)
+        self.memories = [settle(self.algorithm, memory, call.state.receipt(k)) for k, memory in enumerate(self.memories)]
         found: list[tuple[int, Any, Any]] = []
         for i, k in enumerate(call.cohort):
             memory, rng = self.memories[k], device_rng(self.seed, call.round_num, self.spec.device_ids[k])

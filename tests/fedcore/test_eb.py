@@ -365,10 +365,10 @@ class TestMessages:
             state = report.state
             backend.results(state)  # settles the receipts
             server: Server = state.server
-            parts = [memory.accepted.part for memory in backend.memories.values()]
+            parts = [device.part for device in backend.accepted]
             for name, total in server.sums._asdict().items():
                 np.testing.assert_allclose(sum(getattr(part, name) for part in parts), total, rtol=1e-9, atol=1e-9)
-            started = sum(memory.accepted.told * memory.accepted.rows.n for memory in backend.memories.values())
+            started = sum(device.told * device.rows.n for device in backend.accepted)
             assert server.pooled.n == started, "a device that answers the start twice counts once"
         assert server.sums.devices == 4
         assert server.rounds > 1

@@ -489,4 +489,4 @@ def run_of(ep: Ep, devices: Fleet, make: type[InProcess] = InProcess, **schedule
 def settled(backend: InProcess, state: RunState) -> dict[int, Device]:
     """The devices as they stand after their last receipts."""
     backend.results(state)
-    return {k: memory.accepted for k, memory in backend.memories.items()}
+    return dict(enumerate(backend.accepted))

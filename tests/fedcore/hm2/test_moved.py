@@ -47,7 +47,7 @@ def ended(algorithm: Hm2, devices: dict[str, DeviceData]) -> tuple[Any, Any]:
     for report in rounds(algorithm, spec, backend, Schedule(rounds=60), state):
         state = report.state
     backend.results(state)
-    return state.server, backend._accepted([1])[0]
+    return state.server, backend.accepted[1]
 
 
 def moved(algorithm: Hm2, server: Any, device: Any, data: DeviceData) -> float | None:

@@ -25,9 +25,9 @@ class Continued(InProcess):
 
     def __init__(self, algorithm: Hm2, spec: FleetSpec, devices: dict[str, DeviceData], before: dict[str, Any]) -> None:
         super().__init__(algorithm, spec, [devices[each] for each in spec.device_ids], seed=0)
-        fresh = [take(self.initial, [k])[0] for k in range(len(spec.device_ids))]
+        fresh = [take(self.accepted, [k])[0] for k in range(len(spec.device_ids))]
         known = zip(spec.device_ids, fresh, strict=True)
-        self.initial = [algorithm.continued_device(before[name], state) if name in before else state for name, state in known]
+        self.accepted = [algorithm.continued_device(before[name], state) if name in before else state for name, state in known]
 
 
 def ended(algorithm: Hm2, backend: InProcess, spec: FleetSpec, state: RunState, count: int) -> tuple[RunState, dict[str, Any]]:
@@ -35,7 +35,7 @@ def ended(algorithm: Hm2, backend: InProcess, spec: FleetSpec, state: RunState, 
     for report in rounds(algorithm, spec, backend, Schedule(rounds=count), state):
         state = report.state
     backend.results(state)  # the last receipts
-    return state, dict(zip(spec.device_ids, backend._accepted(range(len(spec.device_ids))), strict=True))
+    return state, dict(zip(spec.device_ids, backend.accepted, strict=True))
 
 
 def trained(algorithm: Hm2, devices: dict[str, DeviceData], ids: Sequence[str]) -> tuple[RunState, dict[str, Any]]:
