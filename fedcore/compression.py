@@ -64,10 +64,10 @@ def compress(datas: Sequence[DeviceData]) -> Compressed:
     if not n.all():
         raise Misuse("a device without training rows cannot take part: leave it out, or change the split")
     for together in _alike(n, d + 1):
-        tables = np.empty((len(together), n[together[0]], d + 1))
-        for i, k in enumerate(map(int, together)):
-            rows = datas[k].train
-            tables[i, :, :d], tables[i, :, d] = rows.X, rows.y
+        rows = [datas[int(k)].train for k in together]
+        tables = np.empty((len(rows), rows[0].n, d + 1))
+        np.stack([each.X for each in rows], out=tables[:, :, :d])
+        np.stack([each.y for each in rows], out=tables[:, :, d])
         # What is left of y below the first d rows of the factor of (X y) is what X does not explain.
         factors: Floats = np.asarray(np.linalg.qr(tables, mode="r"))
         with np.errstate(over="ignore", invalid="ignore"):

@@ -36,12 +36,12 @@ from fedcore.algorithm import Aggregated, BatchedAlgorithm, Continue, DeviceResu
 from fedcore.compression import Compressed, compress
 from fedcore.errors import Misuse
 from fedcore.gaussian import Expected, expected, product
-from fedcore.messages import DeviceInfo, Empty, Stacked, stacked
+from fedcore.messages import DeviceInfo, Empty, Stacked, all_finite, stacked
 from fedcore.options import choice, number
 from fedcore.posterior import Posterior
 from fedcore.rows import DeviceData, Floats, Scalar
 from fedcore.semidefinite import EPSILON, factor, packed, solve, symmetric, triangular
-from fedcore.sums import Part, Pooled, added, all_finite, changed, expansion, no_part, part, pooled, repeated, scaled, squares
+from fedcore.sums import Part, Pooled, added, changed, expansion, no_part, part, pooled, repeated, scaled, squares
 
 FLOOR = 1e-12
 """Least noise variance, as a share of the variance that the pooled fit leaves: there the rows count as fitted exactly."""

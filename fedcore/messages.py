@@ -89,6 +89,13 @@ def nbytes(message: object) -> int:
     return 0 if message is None else SCALAR_BYTES
 
 
+def all_finite(message: object) -> bool:
+    """Whether all of a message's numbers are finite."""
+    if isinstance(message, tuple):
+        return all(map(all_finite, cast("tuple[object, ...]", message)))
+    return message is None or bool(np.isfinite(cast("Any", message)).all())
+
+
 class Stacked(Sequence[M]):
     """Messages of m devices as one NamedTuple whose arrays carry a leading axis of length m."""
 

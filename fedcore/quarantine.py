@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcore.messages import DeviceInfo, Stacked
+from fedcore.messages import DeviceInfo, Stacked, all_finite
 
 INFO = DeviceInfo(0.0)
 
@@ -81,11 +81,10 @@ def _not_finite(messages: Sequence[Any], malformed: dict[int, str]) -> dict[int,
     if isinstance(messages, Stacked):
         if malformed:
             return _not_finite(list(messages), malformed)
-        leaves = _leaves(messages.fields, "")
-        if all(np.isfinite(numbers).all() for _, numbers in leaves):
+        if all_finite(messages.fields):
             return {}
         sound, found = np.ones(len(messages), dtype=bool), dict[int, str]()
-        for name, numbers in leaves:
+        for name, numbers in _leaves(messages.fields, ""):
             finite = np.isfinite(numbers).all(axis=tuple(range(1, numbers.ndim)))
             found |= dict.fromkeys(np.flatnonzero(sound & ~finite).tolist(), f"{name} is not finite")
             sound &= finite

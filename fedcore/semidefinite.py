@@ -33,16 +33,21 @@ def triangular(triangles: Floats, d: int) -> Floats:
 
 def symmetric(triangles: Floats, d: int) -> Floats:
     """The symmetric matrices that `packed` took these from, shape (..., d, d)."""
-    matrices = triangular(triangles, d)
-    rows, columns = _triangle(d)
-    matrices[..., columns, rows] = triangles
-    return matrices
+    return np.take(triangles, _places(d), axis=-1)
 
 
 @cache
 def _triangle(d: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Rows and columns of a lower triangle."""
     return np.tril_indices(d)
+
+
+@cache
+def _places(d: int) -> NDArray[np.intp]:
+    """Where in the packed triangle each entry of a symmetric matrix is, shape (d, d)."""
+    places, (rows, columns) = np.empty((d, d), dtype=np.intp), _triangle(d)
+    places[rows, columns] = places[columns, rows] = np.arange(len(rows))
+    return places
 
 
 def factor(matrix: Floats) -> Floats:

@@ -136,11 +136,6 @@ def _each(function: Callable[..., Any], *messages: T) -> T:
     return cast("Any", type(messages[0]))(*map(function, *messages))
 
 
-def all_finite(values: tuple[Any, ...]) -> bool:
-    """Whether all numbers in a message are finite."""
-    return all(all_finite(cast("Any", value)) if isinstance(value, tuple) else bool(np.isfinite(value).all()) for value in values)
-
-
 def expansion(slope: Floats, curvature: Floats) -> tuple[Floats, float]:
     """Factors a, shape (d,) or (1,), that maximise 2 slope'(a - 1) - (a - 1)'curvature (a - 1), or as far towards them as their bound
     allows, and that value."""

@@ -43,13 +43,12 @@ from fedcore.hm2.certificate import (
 )
 from fedcore.hm2.cohorts import added_to, alike, at, to_all
 from fedcore.hm2.hierarchy import Hierarchy
-from fedcore.hm2.natural import Moments, NaturalParams, divergence, inverse, moments, natural
+from fedcore.hm2.natural import NaturalParams, divergence, inverse, log_partition, moments, natural
 from fedcore.hm2.state import Ask, Check, Current, Device, Info, LogFactors, Seeking, Server, phi
 from fedcore.hm2.units import Squares, Units, squares, units_of
-from fedcore.messages import DeviceInfo, Stacked, stacked
+from fedcore.messages import DeviceInfo, Stacked, all_finite, stacked
 from fedcore.options import choice, number
 from fedcore.rows import DeviceData, Floats
-from fedcore.sums import all_finite
 
 STARTERS, START_ROUNDS = 10, 10
 """How many devices, if the fleet has them, a phase of the start waits for, and how many rounds at most."""
@@ -174,21 +173,22 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
     @np.errstate(all="ignore")  # what is not finite or no distribution is found, and proposes nothing
     def _refreshed(self, model: Hierarchy[Any, Any, Any], device: Device, which: int, q: NaturalParams) -> tuple[Any, Proposal, Floats]:
         site = _site(device, which)
-        cavity, outside = self._cavity(site, q)
+        cavity, integral = self._cavity(site, q)
         private, tilted = model.tilted(device.private, q, cavity)
-        precise = inverse(tilted.covariance)
-        proposed = natural(tilted.mean, precise.matrix).minus(cavity)
-        anew = outside.proper & precise.proper & tilted.proper & np.isfinite(proposed.shift).all(axis=1) & np.isfinite(tilted.log_evidence)
+        precision, proper = inverse(tilted.covariance)
+        proposed = natural(tilted.mean, precision).minus(cavity)
+        anew = np.isfinite(integral) & proper & tilted.proper & np.isfinite(proposed.shift).all(axis=1) & np.isfinite(tilted.log_evidence)
         change = proposed.minus(site)
         change = NaturalParams(*(np.where(anew[:, None], part, 0.0) for part in change))
-        term = np.where(anew, tilted.log_evidence + outside.log_partition, 0.0)
+        term = np.where(anew, tilted.log_evidence + integral, 0.0)
         return private, Proposal(change, term, np.where(anew, 0.0, 1.0)), tilted.loss
 
-    def _cavity(self, site: NaturalParams, q: NaturalParams) -> tuple[NaturalParams, Moments]:
-        """What q leaves without a site, with its moments; where that is no distribution q itself, which nothing comes of."""
+    def _cavity(self, site: NaturalParams, q: NaturalParams) -> tuple[NaturalParams, Floats]:
+        """What q leaves without a site, and its `log_partition`; q itself, which nothing comes of, and NaN where that is none."""
         cavity = NaturalParams(q.shift - site.shift, q.precision - site.precision)
-        found = moments(cavity)
-        return NaturalParams(*(np.where(found.proper[:, None], part, whole) for part, whole in zip(cavity, q, strict=True))), found
+        integral = log_partition(cavity)
+        sound = np.isfinite(integral)[:, None]
+        return NaturalParams(*(np.where(sound, part, whole) for part, whole in zip(cavity, q, strict=True))), integral
 
     def accept(self, device: Device, pending: Device, fraction: float) -> Device:
         if fraction == 1.0:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedcore.hm2.natural import Moments, NaturalParams, moments
+from fedcore.hm2.natural import Moments, NaturalParams, log_partition, moments
 from fedcore.rows import Floats
 
 MOST_OF_A_DIRECTION = 0.8
@@ -127,14 +127,15 @@ def refreshed(
     if found is None:
         return None
     q, fraction, moved = found
-    prior, phi = refresh_prior(q, approximation.prior), before.log_partition
+    prior, phi = refresh_prior(q, approximation.prior), log_partition(approximation.q)
     terms = approximation.terms.copy()
     answered = np.asarray(cohort)
     terms[answered[anew]] = proposal.term[anew] - phi
     move = moved / fraction
     change = float(np.abs(move).max()) if len(cohort) == K else np.inf
     swings = SWINGS < change < np.inf and change > FALLS * approximation.change and float(move @ approximation.move) < 0
-    terms[answered[~anew]] = np.nan_to_num(terms[answered[~anew]])  # what never had a site counts as a factor of 1
+    absent = answered[~anew]
+    terms[absent[np.isnan(terms[absent])]] = 0.0  # what never had a site counts as a factor of 1
     return Approximation(
         q.plus(prior.minus(approximation.prior)),
         prior,

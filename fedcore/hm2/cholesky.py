@@ -20,9 +20,8 @@ class Inverse(NamedTuple):
 
 def cholesky(matrices: Floats) -> tuple[Floats, Booleans]:
     """Lower triangular L, shape (..., d, d), with L L' = each matrix, and whether it has one, shape (...); else L is the identity."""
-    identity = np.eye(matrices.shape[-1])
     proper: Booleans = np.asarray(np.isfinite(matrices).all(axis=(-1, -2)))
-    sound = matrices if proper.all() else np.where(proper[..., None, None], matrices, identity)
+    sound = matrices if proper.all() else np.where(proper[..., None, None], matrices, np.eye(matrices.shape[-1]))
     try:
         return np.asarray(np.linalg.cholesky(sound), float), proper
     except np.linalg.LinAlgError:  # which of them, numpy does not say
@@ -31,7 +30,7 @@ def cholesky(matrices: Floats) -> tuple[Floats, Booleans]:
             try:
                 factors[index] = np.linalg.cholesky(sound[index])
             except np.linalg.LinAlgError:
-                factors[index], proper[index] = identity, False
+                factors[index], proper[index] = np.eye(matrices.shape[-1]), False
         return factors, proper
 
 
@@ -47,7 +46,7 @@ def diagonal(matrices: Floats) -> Floats:
 
 
 def inverse(matrices: Floats) -> Inverse:
-    """Inverses of symmetric matrices of which the lower triangle counts, shape (m, d, d)."""
+    """Inverses of symmetric matrices of which the lower triangle counts, shape (..., d, d)."""
     factors, proper = cholesky(matrices)
-    root = np.linalg.solve(factors, np.broadcast_to(np.eye(matrices.shape[-1]), factors.shape))
+    root = np.linalg.inv(factors)
     return Inverse(root.swapaxes(-1, -2) @ root, log_determinant(factors), proper)

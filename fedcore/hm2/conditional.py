@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedcore.compression import Compressed
 from fedcore.gaussian import product
-from fedcore.hm2.cholesky import cholesky, inverse, log_determinant
+from fedcore.hm2.cholesky import Inverse, cholesky, inverse, log_determinant
 from fedcore.hm2.natural import LOG_2PI, NaturalParams
 from fedcore.rows import Booleans, Floats
 
@@ -111,38 +111,42 @@ class Cavity(NamedTuple):
 def split(params: NaturalParams, d: int) -> Cavity:
     """Of distributions of (mu, t, s)."""
     Q = params.matrix
-    joint, given = inverse(Q), _coefficients(Q[:, :-1, :-1], d)
+    joint, given = inverse(Q), _given(Q[:, :-1, :-1], d)
     mean = product(joint.matrix, params.shift)
     variance = np.ascontiguousarray(joint.matrix[:, -1, -1])
     slope = joint.matrix[:, :-1, -1] / variance[:, None]
-    return Cavity(mean[:, :-1].copy(), slope, *given[:-1], mean[:, -1].copy(), variance, joint.proper & given.proper)
+    return given.cavity(mean[:, :-1].copy(), slope, mean[:, -1].copy(), variance, joint.proper)
 
 
 def independent(params: NaturalParams, d: int, noise_mean: float, noise_variance: float) -> Cavity:
     """Of distributions of (mu, t), and an s independent of both."""
-    given, m = _coefficients(params.matrix, d), len(params.shift)
+    given, m = _given(params.matrix, d), len(params.shift)
     mu, G = np.ascontiguousarray(params.shift[:, :d]), given.G
-    t = product(inverse(given.P).matrix, params.shift[:, d:] + product(G.swapaxes(1, 2), mu))
-    mean = np.concatenate([product(given.C, mu) + product(G, t), t], axis=1)
-    return Cavity(mean, np.zeros_like(mean), *given[:-1], np.full(m, noise_mean), np.full(m, noise_variance), given.proper)
+    t = product(given.t.matrix, params.shift[:, d:] + product(G.swapaxes(1, 2), mu))
+    mean = np.concatenate([product(given.mu.matrix, mu) + product(G, t), t], axis=1)
+    return given.cavity(mean, np.zeros_like(mean), np.full(m, noise_mean), np.full(m, noise_variance), np.ones(m, dtype=bool))
 
 
 class _Given(NamedTuple):
-    C: Floats
+    """mu given t, and t, each with the inverse of its precision; G and P as in `Conditional`."""
+
+    mu: Inverse
+    t: Inverse
     G: Floats
     P: Floats
-    log_determinant: Floats
-    proper: Booleans
+
+    def cavity(self, mean: Floats, slope: Floats, noise_mean: Floats, noise_variance: Floats, proper: Booleans) -> Cavity:
+        sound = self.mu.proper & self.t.proper & proper
+        return Cavity(mean, slope, self.mu.matrix, self.G, self.P, self.t.log_determinant, noise_mean, noise_variance, sound)
 
 
-def _coefficients(Q: Floats, d: int) -> _Given:
-    """mu given t, and t, from the precision of both."""
-    coefficients = inverse(Q[:, :d, :d])
-    G = -coefficients.matrix @ Q[:, :d, d:]
+def _given(Q: Floats, d: int) -> _Given:
+    """From the precision of (mu, t)."""
+    mu = inverse(Q[:, :d, :d])
+    G = -mu.matrix @ Q[:, :d, d:]
     schur = Q[:, d:, d:] + Q[:, d:, :d] @ G
     P = 0.5 * (schur + schur.swapaxes(1, 2))
-    factor, proper = cholesky(P)
-    return _Given(coefficients.matrix, G, P, log_determinant(factor), coefficients.proper & proper)
+    return _Given(mu, inverse(P), G, P)
 
 
 class Explained(NamedTuple):

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcore.hm2 import cholesky
-from fedcore.hm2.cholesky import Inverse, diagonal
 from fedcore.rows import Booleans, Floats
 from fedcore.semidefinite import packed, symmetric
 
@@ -53,21 +52,13 @@ class NaturalParams(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Of normal distributions.
+    """Mean, shape (..., m), and covariance, shape (..., m, m), of normal distributions, and whether each is one, shape (...).
 
-    Attributes
-    ----------
-    mean, covariance
-        Shapes (..., m) and (..., m, m); finite, but without meaning, where `proper` is false.
-    log_partition
-        log of the integral of exp(r'phi - phi'Q phi / 2), shape (...); NaN where `proper` is false.
-    proper
-        Whether Q is positive definite, shape (...).
+    Where `proper` is false the others are finite but mean nothing.
     """
 
     mean: Floats
     covariance: Floats
-    log_partition: Floats
     proper: Booleans
 
 
@@ -83,24 +74,41 @@ def natural(mean: Floats, matrix: Floats) -> NaturalParams:
 
 
 def moments(params: NaturalParams) -> Moments:
-    """Mean, covariance and integral, from Q with a unit diagonal."""
-    found, shift = inverse(params.matrix), params.shift
-    mean = (found.matrix @ shift[..., None])[..., 0]
-    value = 0.5 * ((shift * mean).sum(axis=-1) - found.log_determinant + shift.shape[-1] * LOG_2PI)
-    return Moments(mean, found.matrix, np.where(found.proper, value, np.nan), found.proper)
+    """Mean and covariance, from Q with a unit diagonal."""
+    covariance, proper = inverse(params.matrix)
+    return Moments((covariance @ params.shift[..., None])[..., 0], covariance, proper)
 
 
-def inverse(matrices: Floats) -> Inverse:
-    """As `cholesky.inverse`, of matrices first scaled to a unit diagonal."""
-    sound = np.asarray(np.isfinite(matrices).all(axis=(-1, -2)) & (diagonal(matrices) > 0).all(axis=-1))
-    if not sound.all():
-        matrices = np.where(sound[..., None, None], matrices, np.eye(matrices.shape[-1]))
-    scale = 1.0 / np.sqrt(diagonal(matrices))
-    products = scale[..., :, None] * scale[..., None, :]
-    unit = cholesky.inverse(matrices * products)
-    scaled = np.where(unit.proper[..., None, None], unit.matrix * products, unit.matrix)
-    log_determinant = unit.log_determinant - 2.0 * np.log(scale).sum(axis=-1)
-    return Inverse(scaled, np.where(unit.proper, log_determinant, 0.0), sound & unit.proper)
+def inverse(matrices: Floats) -> tuple[Floats, Booleans]:
+    """Inverses of symmetric matrices, shape (..., m, m), and whether each is finite and positive definite, shape (...); where it is not,
+    the identity stands for its inverse."""
+    unit, scale = _scaled(matrices)
+    found = cholesky.inverse(unit)
+    if found.proper.all():
+        return found.matrix * _products(scale), found.proper
+    return found.matrix * _products(np.where(found.proper[..., None], scale, 1.0)), found.proper
+
+
+def log_partition(params: NaturalParams) -> Floats:
+    """log of the integral of exp(r'phi - phi'Q phi / 2), shape (...); NaN where Q is not positive definite."""
+    unit, scale = _scaled(params.matrix)
+    factors, proper = cholesky.cholesky(unit)
+    scale = np.where(proper[..., None], scale, 1.0)
+    white = np.linalg.solve(factors, (params.shift * scale)[..., None])[..., 0]
+    log_determinant = cholesky.log_determinant(factors) - 2.0 * np.log(scale).sum(axis=-1)
+    value = 0.5 * ((white**2).sum(axis=-1) - log_determinant + params.shift.shape[-1] * LOG_2PI)
+    return np.where(proper, value, np.nan)
+
+
+def _scaled(matrices: Floats) -> tuple[Floats, Floats]:
+    """Matrices scaled to a unit diagonal, shape (..., m, m), and by what, shape (..., m); not finite where the diagonal is not positive."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        scale = 1.0 / np.sqrt(cholesky.diagonal(matrices))
+        return matrices * _products(scale), scale
+
+
+def _products(scale: Floats) -> Floats:
+    return scale[..., :, None] * scale[..., None, :]
 
 
 def log_density(params: NaturalParams, phi: Floats) -> Floats:
@@ -108,11 +116,6 @@ def log_density(params: NaturalParams, phi: Floats) -> Floats:
     away = phi - moments(params).mean
     _, logdet = np.linalg.slogdet(params.matrix)
     return 0.5 * (logdet - ((away @ params.matrix) * away).sum(axis=1) - phi.shape[1] * LOG_2PI)
-
-
-def log_partition(params: NaturalParams) -> Floats:
-    """As in `Moments`."""
-    return moments(params).log_partition
 
 
 def divergence(ours: NaturalParams, theirs: NaturalParams) -> float:

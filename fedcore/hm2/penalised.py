@@ -157,7 +157,8 @@ class Penalised(ABC):
     def prior_refreshed(self, q: NaturalParams, site: NaturalParams) -> NaturalParams:
         if self.lambda_prior == "log_normal":
             return site
-        noise, outside = self._without_log_lambda(q, site)
+        noise, cavity = self._without_log_lambda(q, site)
+        outside = moments(cavity)
         if not outside.proper:
             return site
         found, scale = self._half_cauchy(outside), float(self._log_lambda[0])
@@ -169,16 +170,17 @@ class Penalised(ABC):
     def prior_evidence(self, q: NaturalParams, site: NaturalParams) -> float:
         if self.lambda_prior == "log_normal":
             return -float(log_partition(site))
-        noise, outside = self._without_log_lambda(q, site)
+        noise, cavity = self._without_log_lambda(q, site)
+        outside = moments(cavity)
         if not outside.proper:
             return float("nan")
         noise_alone = -log_partition(NaturalParams(noise.shift[1:], noise.precision[2:]))
-        return float(self._half_cauchy(outside).log_normaliser + outside.log_partition - log_partition(q) + noise_alone)
+        return float(self._half_cauchy(outside).log_normaliser + log_partition(cavity) - log_partition(q) + noise_alone)
 
-    def _without_log_lambda(self, q: NaturalParams, site: NaturalParams) -> tuple[NaturalParams, Moments]:
+    def _without_log_lambda(self, q: NaturalParams, site: NaturalParams) -> tuple[NaturalParams, NaturalParams]:
         """Of the prior's two independent parts the noise's, which is exact; and the other's cavity, which is q without its site."""
         noise = NaturalParams(site.shift * [0.0, 1.0], site.precision * (1.0 - FIRST))
-        return noise, moments(q.minus(site).plus(noise))
+        return noise, q.minus(site).plus(noise)
 
     def _half_cauchy(self, outside: Moments) -> half_cauchy.Matched:
         return half_cauchy.matched(float(outside.mean[0]) - float(self._log_lambda[0]), float(outside.covariance[0, 0]))
