@@ -263,8 +263,9 @@ def write_durably(path: Place, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
 
 
 def create_file(path: UPath, content: bytes) -> None:
