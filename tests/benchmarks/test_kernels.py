@@ -23,9 +23,9 @@ ATTEMPTS, SECONDS = 3, 0.3
 USUAL = {
     fedavg_round: (1.19, 33),
     hm1_round: (1.10, 84),
-    eb_expectation: (2.05, 125),
-    hm2_sites: (3.66, 452),
-    compression: (1.75, 195),
+    eb_expectation: (1.59, 68),
+    hm2_sites: (3.14, 397),
+    compression: (0.58, 51),
 }
 """Time as a multiple of the floor's, and calls."""
 
