@@ -258,7 +258,9 @@ class BatchedAlgorithm(Algorithm[Server, Device, Down, Up], Protocol[Server, Dev
         return devices[0], ups[0], infos[0]
 
     def accepts(self, devices: Sequence[Device], pending: Sequence[Device], fraction: float) -> Sequence[Device]:
-        return Stacked(self.accept(stacked(devices), stacked(pending), fraction), len(devices))
+        if isinstance(devices, Stacked) and isinstance(pending, Stacked):
+            return Stacked(self.accept(stacked(devices), stacked(pending), fraction), len(devices))
+        return super().accepts(devices, pending, fraction)
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]

@@ -1,8 +1,8 @@
 """States as named arrays and back, so that they can be kept in a file without pickling anything.
 
 A state is a NamedTuple of arrays, scalars and further such tuples, plain ones too. Its leaves are stored under dotted names
-(`server.Theta`); its classes are noted beside them, and on the way back only classes are taken that this process has
-already imported.
+(`server.Theta`), or one after the other where speed counts; its classes are noted beside them, and on the way back only
+classes are taken that this process has already imported.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ Build = Callable[[Iterator[NDArray[Any]]], Any]
 STRUCTURE = "structure"
 MARK = b"fedlin1\n"
 ALIGNED = 8
-FORMS = 512
-"""Of how many forms the heads are kept."""
+FORMS, MOST_LEAVES, LONGEST = 128, 100, 2**13
+"""Of how many forms the heads are kept, and up to how many leaves and bytes: those of cohorts whose devices differ are large, and no
+other's."""
 
 DAMAGED = "the file is damaged: restore it, or start a new run"
 FOREIGN = "the file does not hold a state of this version of fedlin: restore it, or start a new run"
@@ -103,7 +104,8 @@ def dump(tree: object) -> bytes:
     of one form have the same head, which is written and read once a process.
     """
     leaves: list[NDArray[Any]] = []
-    head = _head(_form(tree, leaves))
+    form = _form(tree, leaves)
+    head = _head(form) if len(leaves) <= MOST_LEAVES else _head.__wrapped__(form)
     parts = [len(head).to_bytes(8, "little"), head]
     for leaf in leaves:
         parts += (leaf.tobytes(_order(leaf)), bytes(-leaf.nbytes % ALIGNED))
@@ -112,7 +114,7 @@ def dump(tree: object) -> bytes:
 
 
 def load(raw: bytes) -> Any:
-    """The state that `dump` stored, equal to the bit.
+    """The state that `dump` stored, equal to the bit; its arrays are parts of one block of memory, which is there while one of them is.
 
     Raises
     ------
@@ -120,19 +122,20 @@ def load(raw: bytes) -> Any:
         Where the file is damaged, or does not hold a state of this version.
     """
     start = len(MARK) + 4
-    content = bytearray(raw)  # in which the arrays stay
+    content = bytearray(raw)
     if raw[: len(MARK)] != MARK or int.from_bytes(raw[len(MARK) : start], "little") != zlib.crc32(memoryview(content)[start:]):
         raise Misuse(DAMAGED)
     at = start + 8 + int.from_bytes(raw[start : start + 8], "little")
     try:
-        layout, build = _read_head(raw[start + 8 : at])
+        head = raw[start + 8 : at]
+        layout, build = _read_head(head) if len(head) <= LONGEST else _read_head.__wrapped__(head)
         leaves: list[NDArray[Any]] = []
         for kind, count, shape, order in layout:
             leaf = np.frombuffer(content, kind, count, at)
             leaves.append(leaf.reshape(shape, order=order))
             at += leaf.nbytes + -leaf.nbytes % ALIGNED
         return build(iter(leaves))
-    except (KeyError, ValueError, TypeError, AttributeError, StopIteration):
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError, StopIteration):
         raise Misuse(FOREIGN) from None
 
 

@@ -34,13 +34,13 @@ R = TypeVar("R")
 RETRIES = 2
 """How often devices are tried again where what stopped them may pass."""
 
+UNKNOWN = 1
+"""The same where nobody knows what it was: most such failures are of the rows or the code, and come again."""
+
 IN_TURN = Lock()
 """Cohorts of one process work in turn, where their files are this machine's: their steps are short calls of Python and of the system, and
 threads that go on with them together spend a fifth of the time on passing the interpreter to and fro. A cohort that waits for another try,
 or for an object store, holds up nobody."""
-
-UNKNOWN = 1
-"""The same where nobody knows what it was: most such failures are of the rows or the code, and come again."""
 
 
 class Errand:

@@ -125,12 +125,12 @@ class Keeping:
             with suppress(FileNotFoundError, Misuse):  # before the first, or damaged: those in it are told so when they are asked for
                 found = self._content(self._ground.run_id, self._owner, suffix)
         content, file = {**found, **new}, self._file(self._ground.run_id, self._owner, suffix)
-        stored = dump_all(list(content.values()))
+        raw = dump_all(list(content.values()))
         try:
-            write_durably(file, stored)
+            write_durably(file, raw)
         except FileNotFoundError:
             make_folder(file.parent)
-            write_durably(file, stored)
+            write_durably(file, raw)
         self._read[self._ground.run_id, self._owner, suffix] = content
 
     def _content(self, run_id: str, owner: Owner, suffix: str) -> dict[str, Any]:

@@ -84,8 +84,6 @@ def inverse(matrices: Floats) -> tuple[Floats, Booleans]:
     the identity stands for its inverse."""
     unit, scale = _scaled(matrices)
     found = cholesky.inverse(unit)
-    if found.proper.all():
-        return found.matrix * _products(scale), found.proper
     return found.matrix * _products(np.where(found.proper[..., None], scale, 1.0)), found.proper
 
 

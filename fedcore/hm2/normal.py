@@ -15,9 +15,9 @@ import numpy as np
 from scipy.special import polygamma, psi
 
 from fedcore.compression import Compressed, compress
-from fedcore.gaussian import product
+from fedcore.gaussian import expected
 from fedcore.hm2 import warm
-from fedcore.hm2.cholesky import cholesky, diagonal, inverse
+from fedcore.hm2.cholesky import diagonal, inverse
 from fedcore.hm2.coefficients import Coefficients
 from fedcore.hm2.conditional import Cavity, Conditional, Integral, independent, rows_of, split
 from fedcore.hm2.factor import log_density, log_density_own_noise, own_noise
@@ -234,11 +234,8 @@ class Normal(ABC):
         d = rows.R.shape[1]
         axes = self.axes(d)
         mean = np.where(found.proper[:, None], found.mean, 0.0)
-        tau, noise = np.exp(mean[:, d : d + axes] @ warm.spread(d, axes).T), np.exp(mean[:, -1])
-        L, _ = cholesky((rows.R * tau[:, None]) @ rows.R.swapaxes(1, 2) + noise[:, None, None] * np.eye(d))
-        residual = rows.y - product(rows.R, np.ascontiguousarray(mean[:, :d]))
-        # With V = L L' the marginal covariance of Q'y, what the posterior mean of theta leaves of it is sigma^2 V^-1 of this.
-        error = noise[:, None] * np.linalg.solve(L.swapaxes(1, 2), np.linalg.solve(L, residual[:, :, None]))[:, :, 0]
+        sd = np.exp(0.5 * mean[:, d : d + axes] @ warm.spread(d, axes).T)
+        error = expected(rows, np.ascontiguousarray(mean[:, :d]), sd[:, :, None] * np.eye(d), np.exp(mean[:, -1])).error
         explained = np.where(found.proper, (error**2).sum(axis=1), 0.0)
         return (explained + rows.rss) / np.asarray(rows.n)
 

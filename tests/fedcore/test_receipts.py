@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.random import Generator
 
 from fedcore import DeviceFailure, Separate, fit
-from fedcore.algorithm import Aggregated, Algorithm, Continue, DeviceResult, FleetSpec, Outcome
+from fedcore.algorithm import Aggregated, Algorithm, BatchedAlgorithm, Continue, DeviceResult, FleetSpec, Outcome
 from fedcore.fit import InProcess
 from fedcore.messages import DeviceInfo, Empty, Receipt
 from fedcore.receipts import Memory, settle
@@ -81,6 +82,47 @@ def lossy_run(algorithm: Any, lost: Sequence[Sequence[bool]], quorum: float = 1e
     for report in rounds(algorithm, spec, backend, Schedule(rounds=len(lost), quorum=quorum), state):
         state = report.state
     return state.server, backend.finalize(state)
+
+
+class Ragged(NamedTuple):
+    """A state with a number for each of the device's rows."""
+
+    value: np.ndarray
+
+
+class OfItsRows(BatchedAlgorithm[Empty, Ragged, Empty, Empty]):
+    """Whose devices' states differ in shape."""
+
+    def init_server(self, spec: FleetSpec) -> Empty:
+        return Empty()
+
+    def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[Ragged]:
+        return [Ragged(np.zeros(data.train.n)) for data in datas]
+
+    def broadcasts(self, server: Empty, cohort: Sequence[int]) -> Sequence[Empty]:
+        return [Empty() for _ in cohort]
+
+    def local_steps(
+        self, downs: Sequence[Empty], devices: Sequence[Ragged], datas: Sequence[DeviceData], rngs: Sequence[Generator]
+    ) -> tuple[Sequence[Ragged], Sequence[Empty], Sequence[DeviceInfo]]:
+        return [Ragged(device.value + 1.0) for device in devices], list(downs), [DeviceInfo(0.0) for _ in devices]
+
+    def form(self, spec: FleetSpec, server: Empty) -> Empty:
+        return Empty()
+
+    def aggregate(self, server: Empty, cohort: Sequence[int], ups: Sequence[Empty]) -> Aggregated:
+        return Aggregated(server, 1.0, Empty())
+
+    def status(self, server: Empty) -> Continue | Outcome:
+        return Continue()
+
+    def finalize(self, down: Empty, device: Ragged, data: DeviceData) -> DeviceResult:
+        return DeviceResult(device.value[:3])
+
+
+def test_states_of_different_shapes() -> None:
+    theta = fit(OfItsRows(), small_fleet(), rounds=4).theta
+    assert all((each == 4.0).all() for each in theta.values())
 
 
 losses = st.lists(st.lists(st.booleans(), min_size=3, max_size=3).filter(lambda row: not all(row)), min_size=1, max_size=12)

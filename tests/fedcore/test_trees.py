@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as npst
 
 from fedcore import Misuse
 from fedcore.testing import equal
-from fedcore.trees import MARK, STRUCTURE, dump, dump_all, load, load_all, npz, pack, unpack
+from fedcore.trees import MARK, STRUCTURE, _head, _read_head, dump, dump_all, load, load_all, npz, pack, unpack
 
 
 class Leaf(NamedTuple):
@@ -110,10 +110,37 @@ def test_what_is_no_whole_dump_is_named_misuse(raw: bytes) -> None:
         load(raw)
 
 
+def checked(content: bytes) -> bytes:
+    return MARK + zlib.crc32(content).to_bytes(4, "little") + content
+
+
 def test_a_dump_of_another_version_is_named_misuse() -> None:
-    content = dump(Leaf(np.ones(2)))[12:].replace(b"Leaf", b"Loaf")
     with pytest.raises(Misuse, match="does not hold a state"):
-        load(MARK + zlib.crc32(content).to_bytes(4, "little") + content)
+        load(checked(dump(Leaf(np.ones(2)))[12:].replace(b"Leaf", b"Loaf")))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        '["array", [["<f8", [99999999999999999999], "C"]]]',
+        '["array", []]',
+        "[" * 5000 + "]" * 5000,
+        '["array", [["O", [1], "C"]]]',
+        '["array"]',
+    ],
+)
+def test_a_head_that_no_dump_has_is_named_misuse(head: str) -> None:
+    with pytest.raises(Misuse, match="does not hold a state"):
+        load(checked(len(head).to_bytes(8, "little") + head.encode() + bytes(64)))
+
+
+def test_states_of_many_forms_are_not_kept_in_memory() -> None:
+    """A cohort whose devices differ has a head of its own, and a large one."""
+    trees = [Leaf(np.ones(m)) for m in range(1, 600)]
+    before = (_head.cache_info().currsize, _read_head.cache_info().currsize)
+    back = load_all(dump_all(trees))
+    assert all(equal(one, other) for one, other in zip(back, trees, strict=True))
+    assert (_head.cache_info().currsize, _read_head.cache_info().currsize) == before
 
 
 @pytest.mark.parametrize("scalar", [np.float64(0.1), np.int64(3), np.bool_(True), np.float32(2.5)])
