@@ -3,23 +3,28 @@
 A device on its own keeps both in `.fedlin` below its own folder. Devices of a cohort, which one task opens together, keep them in one file
 each below the data set's folder, `.fedlin/<run_id>/cohort-00012.state` and `.rows`: thousands of small files would cost more than
 the steps.
-Files are replaced whole, and a receipt says which of two states counts, so one that is written twice, or not at all, does no harm.
+A file has its old content or its new one, and a receipt says which of two states counts, so one that is written twice, or not at all, does
+no harm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from fedcore.data import Stamp
 from fedcore.data.places import Place, discard, entries, is_folder, make_folder, read_file, stored, write_durably
+from fedcore.data.slots import Turn, read_slots, write_slots
 from fedcore.data.store import open_for_change
 from fedcore.errors import DeviceRefusal, Misuse, PlaceAway
 from fedcore.receipts import Memory
 from fedcore.rows import DeviceData
 from fedcore.trees import dump_all, load_all
 from tasks.ground import Ground, Owner
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 STATE, ROWS = ".state", ".rows"
 
@@ -51,7 +56,8 @@ class Keeping:
     def __init__(self, ground: Ground, owner: Owner) -> None:
         self._ground = ground
         self._owner = owner
-        self._read: dict[tuple[str, Owner, str], dict[str, Any]] = {}
+        self._states: dict[tuple[str, Owner], tuple[dict[str, Kept], Turn | None]] = {}
+        self._rows: dict[str, Held] | None = None
 
     def recall(self, device_id: str, run_id: str | None = None, owner: Owner | None = None) -> Kept:
         """What a device keeps of a run, by default of this one.
@@ -63,7 +69,7 @@ class Keeping:
         """
         run_id = run_id or self._ground.run_id
         try:
-            found: dict[str, Kept] = self._content(run_id, self._owner if owner is None else owner, STATE)
+            found, _ = self._stored(run_id, self._owner if owner is None else owner)
         except PlaceAway:
             raise
         except (Misuse, OSError):
@@ -78,7 +84,7 @@ class Keeping:
     def held(self, device_id: str) -> Held | None:
         """The rows of a device as they were last read, None where they are not kept."""
         try:
-            return self._content(self._ground.run_id, self._owner, ROWS).get(device_id)
+            return self._stored_rows().get(device_id)
         except (Misuse, OSError):  # they can always be read again
             return None
 
@@ -90,15 +96,30 @@ class Keeping:
         OSError
             As the operating system says; all are then as they were.
         """
-        self._replace(STATE, {each.device: each for each in kept})
+        new = {each.device: each for each in kept}
+        if not new:
+            return
+        run_id, found, turn = self._ground.run_id, dict[str, Kept](), None
+        with suppress(FileNotFoundError, Misuse):  # before the first, or damaged: those in it are told so when they are asked for
+            found, turn = self._stored(run_id, self._owner)
+        content, file = self._with_others(found, new), self._file(run_id, self._owner, STATE)
+        raw = dump_all(list(content.values()))
+        self._states[run_id, self._owner] = content, _in_its_folder(file, lambda: write_slots(file, raw, turn))
 
     def hold(self, held: Iterable[Held]) -> None:
         """Keep rows that were read, where there is room for them, and those of no other run: each would read its own again."""
-        folder = self._file(self._ground.run_id, self._owner, ROWS).parent
+        file, new = self._file(self._ground.run_id, self._owner, ROWS), {each.device: each for each in held}
         with suppress(OSError):
-            for old in self._of_other_runs(folder):
+            for old in self._of_other_runs(file.parent):
                 discard(old)
-            self._replace(ROWS, {each.device: each for each in held})
+            if not new:
+                return
+            found: dict[str, Held] = {}
+            with suppress(FileNotFoundError, Misuse):  # before the first, or damaged: they are read again
+                found = self._stored_rows()
+            self._rows = self._with_others(found, new)
+            raw = dump_all(list(self._rows.values()))
+            _in_its_folder(file, lambda: write_durably(file, raw))
 
     def let_go(self) -> None:
         """Delete the rows: the run is over for these devices. What cannot be deleted goes with the next run."""
@@ -117,32 +138,34 @@ class Keeping:
         name = self._file(self._ground.run_id, self._owner, ROWS).name
         return [folder.parent / each.name / name for each in entries(folder.parent) if each.name != self._ground.run_id]
 
-    def _replace(self, suffix: str, new: Mapping[str, Any]) -> None:
-        if not new:
-            return
-        found: dict[str, Any] = {}
-        if isinstance(self._owner, int):
-            with suppress(FileNotFoundError, Misuse):  # before the first, or damaged: those in it are told so when they are asked for
-                found = self._content(self._ground.run_id, self._owner, suffix)
-        content, file = {**found, **new}, self._file(self._ground.run_id, self._owner, suffix)
-        raw = dump_all(list(content.values()))
-        try:
-            write_durably(file, raw)
-        except FileNotFoundError:
-            make_folder(file.parent)
-            write_durably(file, raw)
-        self._read[self._ground.run_id, self._owner, suffix] = content
+    def _with_others(self, found: Mapping[str, K], new: Mapping[str, K]) -> dict[str, K]:
+        """What a file is to hold: a cohort's other devices stay in it."""
+        return {**found, **new} if isinstance(self._owner, int) else dict(new)
 
-    def _content(self, run_id: str, owner: Owner, suffix: str) -> dict[str, Any]:
-        of = run_id, owner, suffix
-        if of not in self._read:
-            self._read[of] = {each.device: each for each in load_all(read_file(self._file(*of)))}
-        return self._read[of]
+    def _stored(self, run_id: str, owner: Owner) -> tuple[dict[str, Kept], Turn | None]:
+        if (run_id, owner) not in self._states:
+            raw, turn = read_slots(self._file(run_id, owner, STATE))
+            self._states[run_id, owner] = {each.device: each for each in load_all(raw)}, turn
+        return self._states[run_id, owner]
+
+    def _stored_rows(self) -> dict[str, Held]:
+        if self._rows is None:
+            self._rows = {each.device: each for each in load_all(read_file(self._file(self._ground.run_id, self._owner, ROWS)))}
+        return self._rows
 
     def _file(self, run_id: str, owner: Owner, suffix: str) -> Place:
         if isinstance(owner, str):
             return self._ground.state_folder(owner) / f"{run_id}{suffix}"
         return self._ground.dataset.path / OF_RUNS / run_id / f"{COHORT}{owner:05}{suffix}"
+
+
+def _in_its_folder(file: Place, write: Callable[[], T]) -> T:
+    """What a write returns; the folder is made where it turns out to be missing."""
+    try:
+        return write()
+    except FileNotFoundError:
+        make_folder(file.parent)
+        return write()
 
 
 def erase(root: Place, name: str, device_id: str) -> None:
@@ -160,8 +183,11 @@ def erase(root: Place, name: str, device_id: str) -> None:
 def _erase(runs: Place, device_id: str) -> None:
     for run in entries(runs) if is_folder(runs) else ():
         for file in (runs / run.name / each.name for each in entries(runs / run.name) if each.name.startswith(COHORT)):
+            if file.name.endswith(ROWS):  # they can always be read again
+                discard(file)
+                continue
             try:
-                found = load_all(read_file(file))
+                found = load_all(read_slots(file)[0])
             except Misuse:  # damaged: nobody can use it, and nobody can tell whose it is
                 discard(file)
                 continue
@@ -169,4 +195,4 @@ def _erase(runs: Place, device_id: str) -> None:
             if not left:
                 discard(file)
             elif len(left) < len(found):
-                write_durably(file, dump_all(left))
+                write_slots(file, dump_all(left), None)

@@ -574,20 +574,20 @@ def test_thousands_of_part_files_are_one_partition(make: Callable[..., Dataset],
 
 def test_a_file_that_vanishes_while_it_is_read_is_said_so(make: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = make()
-    stat, read_bytes = Path.stat, Path.read_bytes
+    stat, opened = Path.stat, os.open
 
     def gone_before(self: Path, **options: Any) -> os.stat_result:
         if self.name == "part-0.parquet":
             self.unlink(missing_ok=True)
         return stat(self, **options)
 
-    def gone_after(self: Path) -> bytes:
-        self.unlink()
-        return read_bytes(self)
+    def gone_after(path: Path, flags: int) -> int:
+        path.unlink()
+        return opened(path, flags)
 
-    for device, (name, replacement) in {"1": ("stat", gone_before), "2": ("read_bytes", gone_after)}.items():
+    for device, (owner, name, replacement) in {"1": (Path, "stat", gone_before), "2": (os, "open", gone_after)}.items():
         with monkeypatch.context() as patch:
-            patch.setattr(Path, name, replacement)
+            patch.setattr(owner, name, replacement)
             message = refusal(lambda device=device: dataset.load(device))
         assert message == f"device={device}/part-0.parquet: cannot be read: No such file or directory"
 
