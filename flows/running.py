@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import logging
 import secrets
@@ -28,6 +27,7 @@ from fedcore.data import Dataset, Fitted, open_contract, open_dataset
 from fedcore.data.places import read_file, write_durably
 from fedcore.errors import Misuse
 from fedcore.rounds import RunState, rounds
+from flows import garbage
 from flows.artifacts import run_artifacts
 from flows.asking import once
 from flows.cancelling import Cancellation
@@ -118,21 +118,14 @@ class Run(Generic[C]):
     def held(self) -> Iterator[None]:
         """Keep other processes from going on with the run meanwhile, and log what becomes of it.
 
-        Python's search for garbage leaves out what is there already, modules for the most part: a large fleet's messages would have it
-        go through them again and again, for as long as the devices' steps take.
-
         Raises
         ------
         Misuse
             Where another process goes on with it already.
         """
         told = {"command": self.config.COMMAND, "dataset": self.config.dataset, "algorithm": getattr(self.config, "algorithm", None)}
-        with self.folder.held(), logged(self.folder.run_id, self.folder.path, **told):
-            gc.freeze()
-            try:
-                yield
-            finally:
-                gc.unfreeze()
+        with self.folder.held(), logged(self.folder.run_id, self.folder.path, **told), garbage.in_a_run():
+            yield
 
     def create(self, resolved: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
         """Write the folder of a new run, with its configuration as given and with every default written out."""

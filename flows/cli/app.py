@@ -6,8 +6,6 @@ without a usable result (`diverged`, `quorum_lost`), 130 when interrupted, 143 w
 
 from __future__ import annotations
 
-import atexit
-import gc
 import logging
 import os
 import signal
@@ -21,6 +19,7 @@ import typer
 from typer.exceptions import TyperException
 
 from fedcore.errors import FedlinError, Misuse
+from flows import garbage
 from flows.cli import (
     adapt,
     champion,
@@ -95,7 +94,7 @@ def _top(
 
 def main() -> None:
     """Run the command line; every error is one line, and what is unexpected says its kind only: its text may quote data."""
-    atexit.register(gc.freeze)  # Python's last search for garbage takes a second, in a process that gives its memory back anyhow
+    garbage.in_a_command()
     try:
         with _ended_politely() as told:
             status = app(standalone_mode=False)
