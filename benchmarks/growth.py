@@ -50,7 +50,8 @@ class Axis(NamedTuple):
     sizes: Mapping[str, Sequence[tuple[int, Size]]]
 
 
-ALGORITHMS = ("fedavg", "hm1", "eb", "hm2", "pooled")
+ALGORITHMS, FEW = ("fedavg", "hm1", "eb", "hm2", "pooled"), ("hm1", "eb")
+"""All, and those of small sizes."""
 
 
 def axes(quick: bool) -> list[Axis]:
@@ -60,15 +61,16 @@ def axes(quick: bool) -> list[Axis]:
     N = [100, 1_000, 10_000] if quick else [10, 100, 1_000, 10_000, 100_000, 1_000_000]
     rounds = [10, 100] if quick else [10, 100, 1_000]
     most = {"K": {"hm2": 10_000}, "d": {"hm2": 50}}
+    everyone = FEW if quick else ALGORITHMS
 
-    def each(name: str, values: Sequence[int], size: dict[int, Size], who: Sequence[str] = ALGORITHMS) -> Axis:
+    def each(name: str, values: Sequence[int], size: dict[int, Size], who: Sequence[str] = everyone) -> Axis:
         return Axis(name, {one: [(v, size[v]) for v in values if v <= most.get(name, {}).get(one, v)] for one in who})
 
     return [
         each("K", K, {v: Size(v, 20, 8, 3 if v > 1_000 else 6) for v in K}),
         each("d", d, {v: Size(20, 250, v, 3) for v in d}),
         each("N", N, {v: Size(10, v // 10, 8, 3) for v in N}),
-        each("rounds", rounds, {v: Size(100, 20, 8, v) for v in rounds}, ("fedavg", "hm1", "eb")),
+        each("rounds", rounds, {v: Size(100, 20, 8, v) for v in rounds}, FEW if quick else ("fedavg", "hm1", "eb")),
     ]
 
 
@@ -122,7 +124,7 @@ def measure(quick: bool) -> Part:
         more, held = grown(axis)
         rows, bars = rows + more, bars + held
     if not quick:
-        rows.append(orchestrated((500, 2_000, 5_000)))
+        rows.append(orchestrated((500, 1_500, 4_000)))
     costs = ("enrolment s", "round ms", "memory MiB", "up kB a round", "down kB a round")
     return Part(
         name="growth",

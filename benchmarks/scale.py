@@ -133,7 +133,7 @@ def large(algorithm: str, K: int) -> Large:
 
 def measure(quick: bool) -> Part:
     """Seconds a round of a large fleet."""
-    return measured(1_500, ["hm1"]) if quick else measured(10_000, ["hm1", "eb"])
+    return measured(1_200, ["hm1"]) if quick else measured(10_000, ["hm1", "eb"])
 
 
 @contextmanager

@@ -53,14 +53,9 @@ def expected(rows: Compressed, mean: Floats, factor: Floats, noise: Floats) -> E
     noise
         Noise variances, above 0, shape (m,).
     """
-    d, sd = mean.shape[1], np.sqrt(noise)[:, None]
-    scaled = (rows.R @ factor) / sd[:, :, None]
-    Q, T = np.linalg.qr(np.concatenate([scaled, np.broadcast_to(np.eye(d), scaled.shape)], axis=1))
-    start = rows.y - product(rows.R, mean)
-    W = factor @ Q[:, d:]
-    u = product(Q[:, d:], product(Q[:, :d].swapaxes(1, 2), start / sd))
-    b = product(factor, u)
-    error = start - product(rows.R, b)
+    found = _solved(rows, mean, factor, noise)
+    T, u, b, error = found.T, found.u, found.b, found.error
+    W = factor @ found.Q2
     spread = ((rows.R @ W) ** 2).reshape(len(W), -1).sum(axis=1)
     residual = (error**2).sum(axis=1) + rows.rss + spread
     # Contiguous: arithmetic on strides may round otherwise, and one device is to be the same alone and among others.
@@ -69,6 +64,31 @@ def expected(rows: Compressed, mean: Floats, factor: Floats, noise: Floats) -> E
     quadratic = ((error**2).sum(axis=1) + rows.rss) / noise + (u**2).sum(axis=1)
     log_likelihood = -0.5 * (rows.n * np.log(2.0 * np.pi * noise) + determinant + quadratic)
     return Expected(b, W @ W.swapaxes(1, 2), error, residual, log_likelihood)
+
+
+def unexplained(rows: Compressed, mean: Floats, factor: Floats, noise: Floats) -> Floats:
+    """`Expected.error` alone, which takes two thirds of the time."""
+    return _solved(rows, mean, factor, noise).error
+
+
+class _Solved(NamedTuple):
+    """What `expected` says of them, shapes (m, d, d) or (m, d)."""
+
+    Q2: Floats
+    T: Floats
+    u: Floats
+    b: Floats
+    error: Floats
+
+
+def _solved(rows: Compressed, mean: Floats, factor: Floats, noise: Floats) -> _Solved:
+    d, sd = mean.shape[1], np.sqrt(noise)[:, None]
+    scaled = (rows.R @ factor) / sd[:, :, None]
+    Q, T = np.linalg.qr(np.concatenate([scaled, np.broadcast_to(np.eye(d), scaled.shape)], axis=1))
+    start = rows.y - product(rows.R, mean)
+    u = product(Q[:, d:], product(Q[:, :d].swapaxes(1, 2), start / sd))
+    b = product(factor, u)
+    return _Solved(Q[:, d:], T, u, b, start - product(rows.R, b))
 
 
 def product(matrices: Floats, vectors: Floats) -> Floats:

@@ -14,6 +14,9 @@ from fedcore.messages import DeviceInfo, Stacked, all_finite
 
 INFO = DeviceInfo(0.0)
 
+NUMBERS = (int, float, np.ndarray, np.generic)
+FLOAT = np.dtype(np.float64)
+
 
 class Faults(NamedTuple):
     """What is wrong with some of the messages of a cohort, by position.
@@ -66,13 +69,13 @@ def _misfit(message: Any, form: Any, name: str) -> str:
             return f"{what} of {len(mine)} fields, expected {len(theirs)}"
         each = zip(_names(form, name), mine, theirs, strict=True)
         return next(filter(None, (_misfit(part, as_in, field) for field, part, as_in in each)), "")
-    if not isinstance(message, int | float | np.ndarray | np.generic):
+    if not isinstance(message, NUMBERS):
         return f"{what} a {type(message).__name__}, expected numbers"
     array, expected = np.asarray(message), np.asarray(form)
     if array.shape != expected.shape:
         return f"{what} of shape {array.shape}, expected {expected.shape}"
     # A count may be whole.
-    if array.dtype != np.float64 and not (array.ndim == 0 and array.dtype.kind in "iu"):
+    if array.dtype != FLOAT and not (array.ndim == 0 and array.dtype.kind in "iu"):
         return f"{what} of type {array.dtype.name}, expected float64"
     return ""
 

@@ -218,7 +218,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             server = _with_approximation(server, found)._replace(trace=trace, second_rounds=server.second_rounds + (phase == SECOND))
             info = Info(found.log_evidence, found.change, found.damping, float(found.skipped))
             return Aggregated(self._next(server, phase), found.damping, info)
-        heard, new = server.heard.copy(), ~server.heard[list(cohort)]
+        q, heard, new = server.approximation.q, server.heard.copy(), ~server.heard[list(cohort)]
         heard[list(cohort)] = True
         server = server._replace(rounds=server.rounds + 1, heard=heard)
         if phase == SITES:
@@ -229,7 +229,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             return Aggregated(self._certified(server), 1.0, Info(server.approximation.log_evidence, np.nan, 1.0, 0.0))
         if heard.sum() >= min(len(heard), STARTERS) or server.rounds >= START_ROUNDS:
             server = self._started(server, phase)
-        whole = all_finite(tuple(server.point)) and moments(server.approximation.q).proper
+        whole = all_finite(server.point) and (server.approximation.q is q or bool(moments(server.approximation.q).proper))
         return Aggregated(server, 1.0, Info(np.nan, np.nan, 1.0, 0.0)) if whole else _failed(server)
 
     def _started(self, server: Server, phase: str) -> Server:

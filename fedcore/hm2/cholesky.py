@@ -20,8 +20,12 @@ class Inverse(NamedTuple):
 
 def cholesky(matrices: Floats) -> tuple[Floats, Booleans]:
     """Lower triangular L, shape (..., d, d), with L L' = each matrix, and whether it has one, shape (...); else L is the identity."""
-    proper: Booleans = np.asarray(np.isfinite(matrices).all(axis=(-1, -2)))
-    sound = matrices if proper.all() else np.where(proper[..., None, None], matrices, np.eye(matrices.shape[-1]))
+    finite = np.isfinite(matrices)
+    if finite.all():
+        sound, proper = matrices, np.ones(matrices.shape[:-2], dtype=bool)
+    else:
+        proper = np.asarray(finite.all(axis=(-1, -2)))
+        sound = np.where(proper[..., None, None], matrices, np.eye(matrices.shape[-1]))
     try:
         return np.asarray(np.linalg.cholesky(sound), float), proper
     except np.linalg.LinAlgError:  # which of them, numpy does not say

@@ -18,7 +18,8 @@ def to_all(message: M, m: int) -> Stacked[M]:
     """A message, of numbers and arrays, to each of m devices."""
 
     def repeat(value: Scalar) -> Floats:
-        return np.repeat(np.asarray(value, dtype=np.float64)[None], m, axis=0)
+        array = np.asarray(value, dtype=np.float64)
+        return np.broadcast_to(array, (m, *array.shape))
 
     return Stacked(_each(repeat, message), m)
 

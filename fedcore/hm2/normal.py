@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import polygamma, psi
 
 from fedcore.compression import Compressed, compress
-from fedcore.gaussian import expected
+from fedcore.gaussian import unexplained
 from fedcore.hm2 import warm
 from fedcore.hm2.cholesky import diagonal, inverse
 from fedcore.hm2.coefficients import Coefficients
@@ -154,11 +154,13 @@ class Normal(ABC):
 
     def prior(self, d: int) -> NaturalParams:
         """The prior of phi."""
+        mean, sd = self._prior_moments(d)
+        return natural(mean, np.diag(1.0 / sd**2))
+
+    def _prior_moments(self, d: int) -> tuple[Floats, Floats]:
         of = self._hyperprior(d)
         mean, sd = np.append(of.mu_mean, of.log_tau_mean), np.append(of.mu_sd, of.log_tau_sd)
-        if self._shared:
-            mean, sd = np.append(mean, self._noise_mean), np.append(sd, self.log_sigma2_sd)
-        return natural(mean, np.diag(1.0 / sd**2))
+        return (np.append(mean, self._noise_mean), np.append(sd, self.log_sigma2_sd)) if self._shared else (mean, sd)
 
     def prior_refreshed(self, q: NaturalParams, site: NaturalParams) -> NaturalParams:
         """The prior is normal, so its part in q stays what it is."""
@@ -235,7 +237,7 @@ class Normal(ABC):
         axes = self.axes(d)
         mean = np.where(found.proper[:, None], found.mean, 0.0)
         sd = np.exp(0.5 * mean[:, d : d + axes] @ warm.spread(d, axes).T)
-        error = expected(rows, np.ascontiguousarray(mean[:, :d]), sd[:, :, None] * np.eye(d), np.exp(mean[:, -1])).error
+        error = unexplained(rows, np.ascontiguousarray(mean[:, :d]), sd[:, :, None] * np.eye(d), np.exp(mean[:, -1]))
         explained = np.where(found.proper, (error**2).sum(axis=1), 0.0)
         return (explained + rows.rss) / np.asarray(rows.n)
 
@@ -318,8 +320,8 @@ class Normal(ABC):
 
     def far(self, q: NaturalParams) -> bool:
         """Whether a mean of phi is far from its prior's."""
-        prior = moments(self.prior(self._columns(q.shift.shape[-1])))
-        return bool((np.abs(moments(q).mean - prior.mean) > FAR * np.sqrt(np.diagonal(prior.covariance))).any())
+        mean, sd = self._prior_moments(self._columns(q.shift.shape[-1]))
+        return bool((np.abs(moments(q).mean - mean) > FAR * sd).any())
 
     def _columns(self, length: int) -> int:
         """d, of the length of phi."""
