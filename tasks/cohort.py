@@ -7,13 +7,12 @@ state, for whoever may read its rows.
 
 from __future__ import annotations
 
-import functools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Lock
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
@@ -28,8 +27,6 @@ from tasks.keeping import Keeping
 G = TypeVar("G", bound=Ground)
 A = TypeVar("A")
 B = TypeVar("B")
-P = ParamSpec("P")
-R = TypeVar("R")
 
 RETRIES = 2
 """How often devices are tried again where what stopped them may pass."""
@@ -124,13 +121,26 @@ class Attempt(Generic[G]):
     def each(self, function: Callable[[str, A], B], of: Mapping[str, A]) -> dict[str, B]:
         """What a function gives for one device after the other; those for whom it raises drop out."""
         found: dict[str, B] = {}
-        run = sealed(self.stage)(lambda _, device_id: function(device_id, of[device_id]))
-        for device_id in of:
+        for device_id, item in of.items():
             try:
-                found[device_id] = run(self.ground, device_id)
-            except DeviceFailure as failure:
-                self.failed[device_id] = failure.with_traceback(None)  # whose frames hold rows
+                found[device_id] = function(device_id, item)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # polars' panics and a library's exit too
+                self.failed[device_id] = self._sealed(device_id, error)
         return found
+
+    def _sealed(self, device_id: str, error: BaseException) -> DeviceFailure:
+        """What may be told of an exception of a device's own: its kind, and the texts of fedlin's own errors, which hold no values. It is
+        never raised from the other, so that nothing that formats or pickles it can reach that, or the rows in its frames."""
+        if isinstance(error, DataError):  # it names the device's own file
+            return DeviceRefusal(str(error))
+        if isinstance(error, FedlinError):
+            kind = type(error) if isinstance(error, DeviceFailure) else DeviceAway if isinstance(error, PlaceAway) else DeviceRefusal
+            return kind(f"device {device_id}: {error}")
+        kept = _keep_traceback(self.ground, device_id)  # whatever it says may quote rows
+        kind = DeviceAway if isinstance(error, OSError | MemoryError) else DeviceFailure
+        return kind(f"device {device_id}: {type(error).__name__} in its {self.stage}; {kept}")
 
     def together(
         self, all_at_once: Callable[[Sequence[str], Sequence[A]], Sequence[B]], one: Callable[[str, A], B], of: Mapping[str, A]
@@ -162,37 +172,6 @@ class Attempt(Generic[G]):
             return item
 
         return self.each(again, of) if failure else dict(of)
-
-
-def sealed(stage: str) -> Callable[[Callable[Concatenate[G, str, P], R]], Callable[Concatenate[G, str, P], R]]:
-    """Let no exception of a device's own leave it: only its kind, and the texts of fedlin's own errors, which hold no
-    values."""
-
-    def decorate(function: Callable[Concatenate[G, str, P], R]) -> Callable[Concatenate[G, str, P], R]:
-        @functools.wraps(function)
-        def run(ground: G, device_id: str, *args: P.args, **kwargs: P.kwargs) -> R:
-            try:
-                return function(ground, device_id, *args, **kwargs)
-            except DeviceFailure as error:
-                failure = type(error)(f"device {device_id}: {error}")
-            except DataError as error:  # it names the device's own file
-                failure = DeviceRefusal(str(error))
-            except PlaceAway as error:
-                failure = DeviceAway(f"device {device_id}: {error}")
-            except FedlinError as error:
-                failure = DeviceRefusal(f"device {device_id}: {error}")
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # polars' panics and a library's exit too: whatever it says may quote rows
-                kept = _keep_traceback(ground, device_id)
-                kind = DeviceAway if isinstance(error, OSError | MemoryError) else DeviceFailure
-                failure = kind(f"device {device_id}: {type(error).__name__} in its {stage}; {kept}")
-            # Raised out here the failure has no context, so nothing that formats or pickles it can reach the original.
-            raise failure
-
-        return run
-
-    return decorate
 
 
 def _keep_traceback(ground: Ground, device_id: str) -> str:

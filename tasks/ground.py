@@ -39,7 +39,7 @@ class Ground:
 
     def state_folder(self, device_id: str) -> Place:
         """Where a device keeps its own things, below its partition's folder."""
-        return self.dataset.path / f"device={device_id}" / ".fedlin"
+        return self.dataset.path / f"device={device_id}/.fedlin"
 
 
 class Station(Ground):
