@@ -131,7 +131,7 @@ def bare_maps(count: int) -> tuple[str, list[float]]:
 
 def measure(quick: bool) -> Part:
     """Seconds a round of each."""
-    repeats, count = (1, 4) if quick else (5, 6)
+    repeats, count = (1, 3) if quick else (5, 6)
     with project() as (datasets, server):
         build(datasets, "many", K)
         programs = Programs(datasets.parent, server, count)

@@ -180,7 +180,7 @@ def _keep_traceback(ground: Ground, device_id: str) -> str:
         folder = ground.state_folder(device_id)
         make_folder(folder)
         write_durably(folder / name, traceback.format_exc().encode(errors="replace"))
-    except OSError:
+    except Exception:  # of writing, which must not leave in place of what may be told
         return "its folder cannot be written, so the details are lost"
     return f"the details are in its own folder, .fedlin/{name}"
 

@@ -183,16 +183,13 @@ def erase(root: Place, name: str, device_id: str) -> None:
 def _erase(runs: Place, device_id: str) -> None:
     for run in entries(runs) if is_folder(runs) else ():
         for file in (runs / run.name / each.name for each in entries(runs / run.name) if each.name.startswith(COHORT)):
-            if file.name.endswith(ROWS):  # they can always be read again
-                discard(file)
-                continue
             try:
                 found = load_all(read_slots(file)[0])
             except Misuse:  # damaged: nobody can use it, and nobody can tell whose it is
                 discard(file)
                 continue
             left = [each for each in found if each.device != device_id]
-            if not left:
-                discard(file)
-            elif len(left) < len(found):
+            if left and len(left) < len(found) and file.name.endswith(STATE):
                 write_slots(file, dump_all(left), None)
+            elif len(left) < len(found):  # rows can always be read again
+                discard(file)

@@ -113,7 +113,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def read_file(path: Place) -> bytes:
-    """All bytes of a file, as they are at one moment.
+    """All bytes of a regular file, as they are at one moment.
 
     Raises
     ------
@@ -282,21 +282,36 @@ def write_durably(path: Place, content: bytes) -> None:
         raise
 
 
-def write_over(path: Path, content: bytes, at: int) -> None:
+def write_over(path: Path, content: bytes, at: int, size: int) -> bool:
     """Write over bytes of a file of this machine, from a place in it on; they are on the disk afterwards.
+
+    Returns
+    -------
+    bool
+        False, with nothing written, where it is not the file that it is taken for, of this `size`, or others would see the change: a
+        file with several names, such as one of a backup by hard links; a link; one that is gone, or not ours to open.
 
     Raises
     ------
     OSError
         As the operating system says; the bytes may then be some of the old ones and some of the new.
     """
-    handle = os.open(path, os.O_WRONLY | os.O_DSYNC)
     try:
+        handle = os.open(path, os.O_WRONLY | os.O_DSYNC | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP):
+            return False
+        raise
+    try:
+        now = os.fstat(handle)
+        if now.st_size != size or now.st_nlink > 1:
+            return False
         while content:
             written = os.pwrite(handle, content, at)
             content, at = content[written:], at + written
     finally:
         os.close(handle)
+    return True
 
 
 def create_file(path: UPath, content: bytes) -> None:

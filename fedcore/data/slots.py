@@ -4,7 +4,7 @@ A rename in place of an old file makes the system look for new blocks, write its
 itself. Here a content goes over the older slot, in blocks that are there, and is on the disk when the write returns. What a crash
 tears does not fit its checksum, and the content before it counts, as if nothing had been written.
 
-In an object store, and where a content does not fit, the file is replaced whole.
+Where a content does not fit, or the file is not one to be written over (see `write_over`), it is replaced whole, as in an object store.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-from fedcore.data.places import Place, read_file, write_durably, write_over
+from fedcore.data.places import Place, read_file, sync_folder, write_durably, write_over
 
 _HEAD = Struct("<8sQQI4x")
 """Of a slot: mark, how many contents the file had before, bytes of this one, and the checksum of these two and the content."""
@@ -51,8 +51,13 @@ def read_slots(path: Place) -> tuple[bytes, Turn | None]:
     """
     raw = read_file(path)
     room = len(raw) // 2
-    found = [slot for at in (0, room) if (slot := _slot(raw, at, room))]
-    return max(found, key=lambda slot: slot[1].number) if found else (raw, None)
+    heads = [head for at in (0, room) if (head := _head(raw, at, room))]
+    for head in sorted(heads, key=lambda head: head.turn.number, reverse=True):
+        begins = head.turn.at + _HEAD.size
+        content = memoryview(raw)[begins : begins + head.length]
+        if head.checksum == _checksum(head.turn.number, content):
+            return bytes(content), head.turn
+    return raw, None
 
 
 def write_slots(path: Place, content: bytes, turn: Turn | None) -> Turn | None:
@@ -70,7 +75,7 @@ def write_slots(path: Place, content: bytes, turn: Turn | None) -> Turn | None:
     Raises
     ------
     OSError
-        As the operating system says; the file then has its content as before.
+        As the operating system says; the file then has its content as before, or the new one.
     """
     if not isinstance(path, Path):
         write_durably(path, content)
@@ -79,23 +84,28 @@ def write_slots(path: Place, content: bytes, turn: Turn | None) -> Turn | None:
     slot = _HEAD.pack(_MARK, number, len(content), _checksum(number, content)) + content
     if turn and len(slot) <= turn.room:
         now = Turn(number, turn.room - turn.at, turn.room)
-        write_over(path, slot, now.at)
-        return now
+        if write_over(path, slot, now.at, 2 * turn.room):
+            return now
     room = -(-len(slot) // _BLOCK) * _BLOCK
     write_durably(path, slot.ljust(2 * room, b"\0"))
+    sync_folder(path.parent)  # what is written over later brings no name to the disk
     return Turn(number, 0, room)
 
 
-def _slot(raw: bytes, at: int, room: int) -> tuple[bytes, Turn] | None:
-    """The content of one slot, where it is whole."""
+class _Head(NamedTuple):
+    """Of a slot: where its content is, how long, and its checksum."""
+
+    turn: Turn
+    length: int
+    checksum: int
+
+
+def _head(raw: bytes, at: int, room: int) -> _Head | None:
     if len(raw) - at < _HEAD.size:
         return None
     mark, number, length, checksum = _HEAD.unpack_from(raw, at)
-    content = raw[at + _HEAD.size : at + _HEAD.size + length]
-    if mark != _MARK or len(content) != length or _HEAD.size + length > room or checksum != _checksum(number, content):
-        return None
-    return content, Turn(number, at, room)
+    return _Head(Turn(number, at, room), length, checksum) if mark == _MARK and _HEAD.size + length <= room else None
 
 
-def _checksum(number: int, content: bytes) -> int:
+def _checksum(number: int, content: bytes | memoryview) -> int:
     return zlib.crc32(content, zlib.crc32(b"%d %d " % (number, len(content))))

@@ -77,14 +77,73 @@ def test_a_file_of_another_kind_is_given_as_it_is_and_begun_anew(tmp_path: Path)
         assert read_slots(file)[0] == b"content"
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_missing_file_is_begun_and_a_missing_folder_said_to_be_missing(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    file = folder / "state"
+    folder.mkdir()
     with pytest.raises(FileNotFoundError):
-        read_slots(tmp_path / "state")
-    written(tmp_path / "state", b"one")
-    turn = read_slots(tmp_path / "state")[1]
-    (tmp_path / "state").unlink()
+        read_slots(file)
+    written(file, b"one")
+    turn = read_slots(file)[1]
+    file.unlink()
+    turn = write_slots(file, b"two", turn)
+    assert read_slots(file)[0] == b"two"
+    file.unlink()
+    folder.rmdir()
     with pytest.raises(FileNotFoundError):
-        write_slots(tmp_path / "state", b"two", turn)
+        write_slots(file, b"three", turn)
+
+
+def test_what_others_would_see_is_not_written_over(tmp_path: Path) -> None:
+    """A backup by hard links keeps what it has, and a link does not lead a state out of its folder."""
+    file, backup, outside = tmp_path / "state", tmp_path / "backup", tmp_path / "outside"
+    written(file, b"one", b"two")
+    backup.hardlink_to(file)
+    written(file, b"three", b"four", b"five")
+    assert (read_slots(file)[0], read_slots(backup)[0]) == (b"five", b"two")
+    file.rename(outside)
+    file.symlink_to(outside)
+    written(file, b"six")
+    assert not file.is_symlink()
+    assert (read_slots(file)[0], read_slots(outside)[0]) == (b"six", b"five")
+
+
+def test_a_file_that_is_not_ours_to_write_to_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the system's error, and not by its mode: root may open any file."""
+    file, plain = tmp_path / "state", os.open
+    written(file, b"one")
+
+    def refused(path: object, flags: int, *rest: int, **more: int) -> int:
+        if flags & os.O_DSYNC:
+            raise PermissionError(13, "Permission denied")
+        return plain(path, flags, *rest, **more)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(os, "open", refused)
+    written(file, b"two")
+    assert read_slots(file)[0] == b"two"
+
+
+def test_of_two_writers_one_counts(tmp_path: Path) -> None:
+    """Where the other has begun the file anew meanwhile, or written over the same slot."""
+    file = tmp_path / "state"
+    turn = write_slots(file, b"a" * 100, None)
+    write_slots(file, b"b" * 9000, turn)
+    write_slots(file, b"c" * 200, turn)
+    assert read_slots(file)[0] == b"c" * 200
+    turn = read_slots(file)[1]
+    write_slots(file, b"d", turn)
+    write_slots(file, b"e", turn)
+    assert read_slots(file)[0] == b"e"
+
+
+def test_a_file_that_begins_brings_its_name_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written over later does not."""
+    file, synced = tmp_path / "state", list[Path]()
+    monkeypatch.setattr(fedcore.data.slots, "sync_folder", synced.append)
+    written(file, b"one", b"two", b"three")
+    assert synced == [tmp_path]
+    written(file, b"longer" * 1000, b"four")
+    assert synced == [tmp_path, tmp_path]
 
 
 def test_a_write_that_fails_leaves_the_content_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
