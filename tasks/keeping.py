@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from fedcore.data import Stamp
-from fedcore.data.places import Place, discard, entries, is_folder, make_folder, read_file, stored, write_durably
+from fedcore.data.places import Place, discard, entries, is_folder, make_folder, read_file, stored, sync_folder, write_durably
 from fedcore.data.slots import Turn, read_slots, write_slots
 from fedcore.data.store import open_for_change
 from fedcore.errors import DeviceRefusal, Misuse, PlaceAway
@@ -165,6 +165,7 @@ def _in_its_folder(file: Place, write: Callable[[], T]) -> T:
         return write()
     except FileNotFoundError:
         make_folder(file.parent)
+        sync_folder(file.parent.parent)
         return write()
 
 
