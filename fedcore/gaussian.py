@@ -67,7 +67,7 @@ def expected(rows: Compressed, mean: Floats, factor: Floats, noise: Floats) -> E
 
 
 def unexplained(rows: Compressed, mean: Floats, factor: Floats, noise: Floats) -> Floats:
-    """`Expected.error` alone, which takes two thirds of the time."""
+    """`Expected.error` of m devices alone, shape (m, d), which takes two thirds of the time."""
     return _solved(rows, mean, factor, noise).error
 
 
