@@ -154,8 +154,7 @@ def examined(attempt: Attempt[Station], device_id: str) -> Opened:
     station = attempt.ground
     contract, where = station.dataset.contract, f"device={device_id}"
     check_fleet(station.devices, contract, where)
-    if station.state_folder(device_id).is_symlink():
-        raise DeviceRefusal("its .fedlin is a link, and its state may not leave its own folder: replace the link by a folder")
+    _check_folder(station, device_id)
     stamp = station.dataset.stamp(device_id)
     data, card = station.dataset.loaded(device_id)
     check_rows(data.train.n, contract, where)
@@ -178,10 +177,16 @@ def settled(attempt: Attempt[Station], device_id: str, broadcast: Broadcast) -> 
     kept, data = attempt.files.recall(device_id), None
     stamp = station.dataset.stamp(device_id, kept.stamp)
     if stamp is not kept.stamp:
+        _check_folder(station, device_id)  # a link in its place would be a change of the device's folder
         if not stamp or not kept.stamp or stamp.files != kept.stamp.files:
             data = _read(attempt, kept)
         kept = kept._replace(stamp=stamp)
     return Settled(kept, settle(station.algorithm, kept.memory, broadcast.receipt), broadcast, seconds_left(), attempt, data)
+
+
+def _check_folder(station: Station, device_id: str) -> None:
+    if station.state_folder(device_id).is_symlink():
+        raise DeviceRefusal("its .fedlin is a link, and its state may not leave its own folder: replace the link by a folder")
 
 
 def _read(attempt: Attempt[Station], kept: Kept) -> DeviceData:
@@ -298,7 +303,8 @@ def device_finalize(attempt: Attempt[Station]) -> Mapping[str, DeviceReport]:
     reports = attempt.each(
         lambda device_id, by_itself: reported(station, device_id, ready[device_id].data, results[device_id], by_itself), own
     )
-    attempt.files.let_go()
+    if reports:  # of who was refused nothing is touched
+        attempt.files.let_go()
     return reports
 
 

@@ -31,6 +31,9 @@ STATE, ROWS = ".state", ".rows"
 OF_RUNS, COHORT = ".fedlin", "cohort-"
 """The folder of a data set with a folder for each run, and what the names of files of cohorts in it begin with."""
 
+HALF_WRITTEN = ".tmp"
+"""What the name of a file ends with that a killed process has left (`write_durably`); it begins with a dot."""
+
 
 class Kept(NamedTuple):
     """A device's state: whose it is, the fingerprint of the rows that it was made from, their files' stamp when they last had that
@@ -133,10 +136,11 @@ class Keeping:
 
     def _of_other_runs(self, folder: Place) -> list[Place]:
         if isinstance(self._owner, str):
-            own = f"{self._ground.run_id}{ROWS}"
-            return [folder / each.name for each in entries(folder) if each.name.endswith(ROWS) and each.name != own]
+            own, kinds = f"{self._ground.run_id}{ROWS}", (ROWS, f"{ROWS}{HALF_WRITTEN}")
+            return [folder / each.name for each in entries(folder) if each.name.endswith(kinds) and each.name != own]
         name = self._file(self._ground.run_id, self._owner, ROWS).name
-        return [folder.parent / each.name / name for each in entries(folder.parent) if each.name != self._ground.run_id]
+        others = [folder.parent / each.name for each in entries(folder.parent) if each.name != self._ground.run_id]
+        return [other / each for other in others for each in (name, f".{name}{HALF_WRITTEN}")]
 
     def _with_others(self, found: Mapping[str, K], new: Mapping[str, K]) -> dict[str, K]:
         """What a file is to hold: a cohort's other devices stay in it."""
@@ -183,7 +187,11 @@ def erase(root: Place, name: str, device_id: str) -> None:
 
 def _erase(runs: Place, device_id: str) -> None:
     for run in entries(runs) if is_folder(runs) else ():
-        for file in (runs / run.name / each.name for each in entries(runs / run.name) if each.name.startswith(COHORT)):
+        for file in (runs / run.name / each.name for each in entries(runs / run.name)):
+            if file.name.startswith(f".{COHORT}") and file.name.endswith(HALF_WRITTEN):
+                discard(file)
+            if not file.name.startswith(COHORT):
+                continue
             try:
                 found = load_all(read_slots(file)[0])
             except Misuse:  # damaged: nobody can use it, and nobody can tell whose it is

@@ -252,8 +252,10 @@ def test_rows_of_a_run_that_was_killed_go_with_the_next(
 ) -> None:
     dataset = fleet()
     config = read_config({"dataset": "small", "rounds": 1, "devices_per_task": shared})
-    left = [dataset.path / (f"device={name}/.fedlin/dead.rows" if shared == 1 else f".fedlin/dead/cohort-0000{c}.rows")
-            for c, name in enumerate("abc")]  # fmt: skip
+    names = [
+        f"device={name}/.fedlin/{{}}dead.rows" if shared == 1 else f".fedlin/dead/{{}}cohort-0000{c}.rows" for c, name in enumerate("abc")
+    ]
+    left = [dataset.path / name for each in names for name in (each.format(""), f"{each.format('.')}.tmp")]
     for file in left:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"rows")
@@ -266,6 +268,7 @@ def test_what_cohorts_keep_of_a_device_goes_with_it(server: Orchestrator, home: 
     run(home, read_config({"dataset": "small", "rounds": 2, "devices_per_task": 2}), "run")
     folder = dataset.path / ".fedlin/run"
     (folder / "cohort-00007.rows").write_bytes(b"damaged")
+    (folder / ".cohort-00001.rows.tmp").write_bytes(b"of a process that was killed")
     before = {device: Keeping(Ground("run", dataset, 5), place // 2).recall(device) for place, device in enumerate("abcde")}
     for device in "ae":  # one of two in its cohort, and one alone in its
         erase(home / "datasets", "small", device)

@@ -333,6 +333,20 @@ def test_exchanged_device_folders_are_noticed(server: Orchestrator, home: Path, 
     assert result["devices_missing"] == ["a", "b"]
 
 
+def test_a_folder_of_states_that_has_become_a_link_is_not_followed(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], faults: Faults
+) -> None:
+    dataset = fleet()
+    faults.failing = {name: set(range(3, 6)) for name in dataset.device_ids}
+    assert run(home, read_config({"dataset": "small", "rounds": 2}))["outcome"] == "quorum_lost"
+    own, outside = dataset.path / "device=a/.fedlin", home / "outside"
+    own.rename(outside)
+    own.symlink_to(outside)
+    before = {file.name: file.read_bytes() for file in outside.iterdir() if file.suffix != ".txt"}
+    assert run(home, None)["devices_missing"] == ["a"]
+    assert {file.name: file.read_bytes() for file in outside.iterdir() if file.suffix != ".txt"} == before
+
+
 def test_a_run_belongs_to_one_process_and_one_configuration(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
     dataset = fleet()
     config = read_config({"dataset": "small", "rounds": 1})
