@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from fedcore.data import Stamp
+from fedcore.data.names import checked_device_id
 from fedcore.data.places import Place, discard, entries, is_folder, make_folder, read_file, stored, sync_folder, write_durably
 from fedcore.data.slots import Turn, read_slots, write_slots
 from fedcore.data.store import open_for_change
@@ -171,6 +172,22 @@ def _in_its_folder(file: Place, write: Callable[[], T]) -> T:
         make_folder(file.parent)
         sync_folder(file.parent.parent)
         return write()
+
+
+def runs_of(root: Place, name: str, device_id: str) -> list[str]:
+    """Ids of the runs of which a device of a data set, or some cohort of it, keeps states.
+
+    Raises
+    ------
+    Misuse
+        Where the data set is unknown, or the id unsafe.
+    """
+    path = open_for_change(root, name).path
+    own, cohorts = path / f"device={checked_device_id(device_id)}/.fedlin", path / OF_RUNS
+    found = {each.name for each in entries(cohorts) if each.folder} if is_folder(cohorts) else set[str]()
+    if is_folder(own):
+        found |= {each.name.removesuffix(STATE) for each in entries(own) if each.name.endswith(STATE)}
+    return sorted(found)
 
 
 def erase(root: Place, name: str, device_id: str) -> None:

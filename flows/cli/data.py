@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from collections import Counter
 from typing import Annotated
 
@@ -31,7 +32,7 @@ from flows.events import owed, tell
 from flows.inspection import inspect_devices, rows_by_device
 from flows.terminal import console
 from flows.workspace import Workspace
-from tasks.keeping import erase
+from tasks.keeping import erase, runs_of
 
 app = typer.Typer(cls=options.Commands, no_args_is_help=True, help="Data sets: contracts and partitions.")
 
@@ -131,8 +132,15 @@ def remove(
     device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
     as_json: options.AsJson = False,
 ) -> None:
-    """Delete a device's rows, and the state that it keeps of runs."""
-    datasets = Workspace.find().datasets
+    """Delete a device's rows, and the state that it keeps of runs; not while one of these goes on, whose tasks would write it anew."""
+    from tasks.checkpoint import RunFolder
+
+    workspace = Workspace.find()
+    datasets = workspace.datasets
+    for run_id in runs_of(datasets, name, device):
+        # A claim of another machine may be that of a process that was killed there, which nobody here can know.
+        if RunFolder(workspace.runs / run_id).held_by() == platform.node():
+            raise Misuse(f"run {run_id} goes on with data set {name!r}: wait for it, or end it and resume it afterwards")
     erase(datasets, name, device)  # first: a removal that is cut short can be asked for again
     remove_device(datasets, name, device)
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedcore import Eb, Hm1, Misuse
 from fedcore.data import Dataset
 from fedcore.errors import DataError, DeviceRefusal, PlaceAway
 from fedcore.testing import equal
+from flows.cli.app import main
 from flows.compare import compare
 from flows.config import TrainConfig, read_config
 from flows.fleet import automatic
@@ -27,7 +29,7 @@ from flows.searches import CompareConfig
 from flows.train import train
 from tasks.checkpoint import RunFolder
 from tasks.ground import Ground
-from tasks.keeping import Keeping, erase
+from tasks.keeping import Keeping, erase, runs_of
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "hm1": {"rounds": 4},
@@ -277,6 +279,33 @@ def test_what_cohorts_keep_of_a_device_goes_with_it(server: Orchestrator, home: 
         assert equal(Keeping(Ground("run", dataset, 5), place // 2).recall(device), before[device])
     with pytest.raises(DeviceRefusal):
         Keeping(Ground("run", dataset, 5), 0).recall("a")
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+def test_no_device_is_removed_under_the_hands_of_a_run(
+    shared: int,
+    server: Orchestrator,
+    home: Path,
+    fleet: Callable[..., Dataset],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its tasks would write the device's state anew, and a removal would put an older state of its cohort in place of theirs."""
+    dataset = fleet()
+    run(home, read_config({"dataset": "small", "rounds": 1, "devices_per_task": shared}), "run")
+    monkeypatch.setattr(sys, "argv", ["fedlin", "data", "remove", "small", "--device", "b"])
+    with RunFolder(home / "runs/run").held(), pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    expected = "fedlin: error: run run goes on with data set 'small': wait for it, or end it and resume it afterwards"
+    assert capsys.readouterr().err.splitlines()[-1] == expected
+    assert "b" in dataset.device_ids
+    assert runs_of(home / "datasets", "small", "b") == ["run"]
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    assert "b" not in dataset.device_ids
+    assert runs_of(home / "datasets", "small", "b") == ([] if shared == 1 else ["run"])
 
 
 def test_compare_in_cohorts(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
