@@ -72,7 +72,7 @@ def unexplained(rows: Compressed, mean: Floats, factor: Floats, noise: Floats) -
 
 
 class _Solved(NamedTuple):
-    """What `expected` says of them, shapes (m, d, d) or (m, d)."""
+    """Q2 and T, shape (m, d, d), E u, b and error, shape (m, d), as `expected` has them."""
 
     Q2: Floats
     T: Floats
