@@ -79,9 +79,22 @@ def compress(datas: Sequence[DeviceData]) -> Compressed:
         rss[together] = (factors[:, d:, d] ** 2).sum(axis=1)
         power[together] = squares[:, d] / n[together]
         length = np.sqrt(squares[:, None, :d])
-        singular = np.linalg.svd(factors[:, :d, :d] / np.where(length > 0, length, 1.0), compute_uv=False)
-        rank[together] = (singular > RANK_TOLERANCE * singular[:, :1]).sum(axis=1)
+        rank[together] = _ranks(factors[:, :d, :d] / np.where(length > 0, length, 1.0))
     return Compressed(R, y, rss, n.astype(float), n - rank, power)
+
+
+def _ranks(factors: Floats) -> Floats:
+    """Ranks of m triangular factors of designs with columns of length 1, or 0, shape (m, min(n, d), d).
+
+    Their d squared singular values sum up to at most d, so that whatever the other ones are, the least is at least exp(-1/2) times the
+    product of all, the determinant, and the largest is at most sqrt(d): a determinant that is large enough tells the rank without them.
+    """
+    n, d = factors.shape[1:]
+    full = np.abs(np.diagonal(factors, axis1=1, axis2=2).prod(axis=1)) > RANK_TOLERANCE * np.sqrt(np.e * d)
+    if n == d and full.all():
+        return np.full(len(factors), float(d))
+    singular = np.linalg.svd(factors, compute_uv=False)
+    return (singular > RANK_TOLERANCE * singular[:, :1]).sum(axis=1)
 
 
 def _alike(n: NDArray[np.intp], width: int) -> Iterator[NDArray[np.intp]]:

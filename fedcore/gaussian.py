@@ -53,9 +53,12 @@ def expected(rows: Compressed, mean: Floats, factor: Floats, noise: Floats) -> E
     noise
         Noise variances, above 0, shape (m,).
     """
-    found = _solved(rows, mean, factor, noise)
-    T, u, b, error = found.T, found.u, found.b, found.error
-    W = factor @ found.Q2
+    d, (Q, T, start) = mean.shape[1], _decomposed(rows, mean, factor, noise)
+    Q1, Q2 = Q[:, :d], Q[:, d:]
+    u = product(Q2, product(Q1.swapaxes(1, 2), start)) / np.sqrt(noise)[:, None]
+    b = product(factor, u)
+    error = start - product(rows.R, b)
+    W = factor @ Q2
     spread = ((rows.R @ W) ** 2).reshape(len(W), -1).sum(axis=1)
     residual = (error**2).sum(axis=1) + rows.rss + spread
     # Contiguous: arithmetic on strides may round otherwise, and one device is to be the same alone and among others.
@@ -67,28 +70,19 @@ def expected(rows: Compressed, mean: Floats, factor: Floats, noise: Floats) -> E
 
 
 def unexplained(rows: Compressed, mean: Floats, factor: Floats, noise: Floats) -> Floats:
-    """`Expected.error` of m devices alone, shape (m, d), which takes two thirds of the time."""
-    return _solved(rows, mean, factor, noise).error
+    """`Expected.error` of m devices alone, shape (m, d): r - Q1 Q1'r."""
+    d, (Q, _, start) = mean.shape[1], _decomposed(rows, mean, factor, noise)
+    Q1 = Q[:, :d]
+    return start - product(Q1, product(Q1.swapaxes(1, 2), start))
 
 
-class _Solved(NamedTuple):
-    """Q2 and T, shape (m, d, d), E u, b and error, shape (m, d), as `expected` has them."""
-
-    Q2: Floats
-    T: Floats
-    u: Floats
-    b: Floats
-    error: Floats
-
-
-def _solved(rows: Compressed, mean: Floats, factor: Floats, noise: Floats) -> _Solved:
-    d, sd = mean.shape[1], np.sqrt(noise)[:, None]
-    scaled = (rows.R @ factor) / sd[:, :, None]
-    Q, T = np.linalg.qr(np.concatenate([scaled, np.broadcast_to(np.eye(d), scaled.shape)], axis=1))
-    start = rows.y - product(rows.R, mean)
-    u = product(Q[:, d:], product(Q[:, :d].swapaxes(1, 2), start / sd))
-    b = product(factor, u)
-    return _Solved(Q[:, d:], T, u, b, start - product(rows.R, b))
+def _decomposed(rows: Compressed, mean: Floats, factor: Floats, noise: Floats) -> tuple[Floats, Floats, Floats]:
+    """(Q1; Q2), shape (m, 2 d, d), T, shape (m, d, d), and r, shape (m, d), as `expected` has them."""
+    d = mean.shape[1]
+    table = np.empty((len(mean), 2 * d, d))
+    table[:, :d], table[:, d:] = (rows.R @ factor) / np.sqrt(noise)[:, None, None], np.eye(d)
+    Q, T = np.linalg.qr(table)
+    return Q, T, rows.y - product(rows.R, mean)
 
 
 def product(matrices: Floats, vectors: Floats) -> Floats:

@@ -53,31 +53,43 @@ def faults(ups: Sequence[Any], infos: Sequence[Any], form: object, *, finite: bo
 
 def _malformed(messages: Sequence[Any], form: object) -> dict[int, str]:
     if isinstance(messages, Stacked):  # one form for all
-        why = _misfit(messages[0], form, "") if len(messages) else ""
-        return dict.fromkeys(range(len(messages)), why) if why else {}
-    return {i: why for i, message in enumerate(messages) if (why := _misfit(message, form, ""))}
+        misfit = _misfit(messages[0], form) if len(messages) else None
+        return dict.fromkeys(range(len(messages)), misfit.told) if misfit else {}
+    return {i: misfit.told for i, message in enumerate(messages) if (misfit := _misfit(message, form))}
 
 
-def _misfit(message: Any, form: Any, name: str) -> str:
-    """How a message, or the field `name` of one, differs from the form; empty where it does not."""
-    what = f"{name or 'update'} is"
+class _Misfit(NamedTuple):
+    """Where a message differs from the form, by the fields that lead there, and how."""
+
+    path: tuple[str, ...]
+    why: str
+
+    @property
+    def told(self) -> str:
+        return f"{'.'.join(self.path) or 'update'} is {self.why}"
+
+
+def _misfit(message: Any, form: Any) -> _Misfit | None:
+    """The first place where a message differs from the form; words are only looked for where it does."""
     if _nested(form):
         if type(message) is not type(form):
-            return f"{what} a {type(message).__name__}, expected {type(form).__name__}"
+            return _Misfit((), f"a {type(message).__name__}, expected {type(form).__name__}")
         mine, theirs = _parts(message), _parts(form)
         if len(mine) != len(theirs):
-            return f"{what} of {len(mine)} fields, expected {len(theirs)}"
-        each = zip(_names(form, name), mine, theirs, strict=True)
-        return next(filter(None, (_misfit(part, as_in, field) for field, part, as_in in each)), "")
+            return _Misfit((), f"of {len(mine)} fields, expected {len(theirs)}")
+        for i, (part, as_in) in enumerate(zip(mine, theirs, strict=True)):
+            if within := _misfit(part, as_in):
+                return _Misfit((_names(form, "")[i], *within.path), within.why)
+        return None
     if not isinstance(message, NUMBERS):
-        return f"{what} a {type(message).__name__}, expected numbers"
+        return _Misfit((), f"a {type(message).__name__}, expected numbers")
     array, expected = np.asarray(message), np.asarray(form)
     if array.shape != expected.shape:
-        return f"{what} of shape {array.shape}, expected {expected.shape}"
+        return _Misfit((), f"of shape {array.shape}, expected {expected.shape}")
     # A count may be whole.
     if array.dtype != FLOAT and not (array.ndim == 0 and array.dtype.kind in "iu"):
-        return f"{what} of type {array.dtype.name}, expected float64"
-    return ""
+        return _Misfit((), f"of type {array.dtype.name}, expected float64")
+    return None
 
 
 def _not_finite(messages: Sequence[Any], malformed: dict[int, str]) -> dict[int, str]:

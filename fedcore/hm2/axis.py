@@ -17,9 +17,9 @@ from fedcore.hm2.cholesky import diagonal, inverse
 from fedcore.hm2.conditional import Conditional, Integral, explained
 from fedcore.rows import Floats
 
-NODES, WEIGHTS = hermegauss(5)
+NODES, WEIGHTS = (each[:, None, None] for each in hermegauss(5))
 LOG_WEIGHTS = np.log(WEIGHTS) + 0.5 * NODES**2
-"""Of an integral over x, rather than one over the standard normal distribution."""
+"""Of an integral over x, rather than one over the standard normal distribution. They come first, so that sums over them are sums of arrays."""
 
 NARROWEST = 1e-4
 """Least conditional standard deviation, in units of the nodes' scale: below it all weight is on one node, and nothing is resolved."""
@@ -44,31 +44,32 @@ def axis_integral(rows: Compressed, noise: Floats, cavity: Conditional, centre: 
     GWG = G.swapaxes(1, 2) @ WG
     pull = product(cavity.P, offset)  # of the cavity, back to its mean
 
-    # Along axis i, as functions of the step: growth of tau_i, (R'V^-1 residual)_i, and how much V^-1 shrinks along it.
-    step = scale[:, :, None] * NODES
-    growth = tau[:, :, None] * np.expm1(step)
-    linear = u[:, :, None] - diagonal(WG)[:, :, None] * step
-    shrink = 1.0 + growth * diagonal(W)[:, :, None]
+    # Along axis i, as functions of the step, nodes first: growth of tau_i, (R'V^-1 residual)_i, and how much V^-1 shrinks along it.
+    step = scale * NODES
+    growth = tau * np.expm1(step)
+    linear = u - diagonal(WG) * step
+    shrink = 1.0 + growth * diagonal(W)
     ratio = growth / shrink
+    moved = ratio * linear  # moves mu by -C W e_i of it
     log_ratio = (
-        (product(G.swapaxes(1, 2), u) - pull)[:, :, None] * step
-        - 0.5 * (diagonal(GWG) + diagonal(cavity.P))[:, :, None] * step**2
+        (product(G.swapaxes(1, 2), u) - pull) * step
+        - 0.5 * (diagonal(GWG) + diagonal(cavity.P)) * step**2
         - 0.5 * np.log(shrink)
-        + 0.5 * ratio * linear**2
+        + 0.5 * moved * linear
     )
     weighted = log_ratio + LOG_WEIGHTS
-    top = weighted.max(axis=2, keepdims=True)
+    top = weighted.max(axis=0)
     weight = np.exp(weighted - top)
-    total = weight.sum(axis=2, keepdims=True)
+    total = weight.sum(axis=0)
     weight /= total
-    log_slice = (top + np.log(total))[:, :, 0] + np.log(scale)
-    moved = ratio * linear  # moves mu by -C W e_i of it
-    mean, moved_mean = (weight * step).sum(axis=2), (weight * moved).sum(axis=2)
-    from_mean, from_moved = step - mean[:, :, None], moved - moved_mean[:, :, None]
-    variance = np.maximum((weight * from_mean**2).sum(axis=2), (NARROWEST * scale) ** 2)
-    regression = (weight * from_mean * from_moved).sum(axis=2) / variance
-    unexplained = np.maximum((weight * from_moved**2).sum(axis=2) - regression**2 * variance, 0.0)
-    shrunk = (weight * ratio).sum(axis=2)
+    log_slice = top + np.log(total * scale)
+    mean, moved_mean = (weight * step).sum(axis=0), (weight * moved).sum(axis=0)
+    from_mean, from_moved = step - mean, moved - moved_mean
+    weighted_step = weight * from_mean
+    variance = np.maximum((weighted_step * from_mean).sum(axis=0), (NARROWEST * scale) ** 2)
+    regression = (weighted_step * from_moved).sum(axis=0) / variance
+    unexplained = np.maximum((weight * from_moved**2).sum(axis=0) - regression**2 * variance, 0.0)
+    shrunk = (weight * ratio).sum(axis=0)
 
     # Precision of t: conditional variances on its diagonal, second derivatives at the centre elsewhere.
     along = -G.swapaxes(1, 2) @ (W * u[:, None, :]) * tau[:, None, :]

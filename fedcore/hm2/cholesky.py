@@ -10,12 +10,17 @@ from fedcore.rows import Booleans, Floats
 
 
 class Inverse(NamedTuple):
-    """Inverses of symmetric matrices, shape (..., d, d), their log determinants, shape (...), and whether each is finite and positive
-    definite, shape (...). Where it is not, the identity stands for it."""
+    """Inverses of symmetric matrices, shape (..., d, d), these matrices' Cholesky factors, shape (..., d, d), and whether each is finite
+    and positive definite, shape (...). Where it is not, the identity stands for it."""
 
     matrix: Floats
-    log_determinant: Floats
+    factor: Floats
     proper: Booleans
+
+    @property
+    def log_determinant(self) -> Floats:
+        """Of the matrices that were inverted, shape (...)."""
+        return log_determinant(self.factor)
 
 
 def cholesky(matrices: Floats) -> tuple[Floats, Booleans]:
@@ -53,4 +58,4 @@ def inverse(matrices: Floats) -> Inverse:
     """Inverses of symmetric matrices of which the lower triangle counts, shape (..., d, d)."""
     factors, proper = cholesky(matrices)
     root = np.linalg.inv(factors)
-    return Inverse(root.swapaxes(-1, -2) @ root, log_determinant(factors), proper)
+    return Inverse(root.swapaxes(-1, -2) @ root, factors, proper)

@@ -191,5 +191,5 @@ def rows_of(rows: Compressed, devices: Devices) -> Compressed:
 
 
 def repeat(array: Floats, times: int) -> Floats:
-    """Every device's entry `times` times: shape (m, ...) to (m * times, ...)."""
-    return np.repeat(array, times, axis=0)
+    """Every device's entry `times` times: shape (m, ...) to (m * times, ...); the array itself where that is once."""
+    return array if times == 1 else np.repeat(array, times, axis=0)

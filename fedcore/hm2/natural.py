@@ -8,7 +8,9 @@ All functions work on one set of parameters, or on any number of them with leadi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +19,13 @@ from fedcore.rows import Booleans, Floats
 from fedcore.semidefinite import packed, symmetric
 
 LOG_2PI = float(np.log(2.0 * np.pi))
+
+LARGEST = float(np.finfo(float).max)
+
+KEPT = 8
+"""How many results about single distributions are kept, of each kind."""
+
+T = TypeVar("T")
 
 
 class NaturalParams(NamedTuple):
@@ -73,10 +82,29 @@ def natural(mean: Floats, matrix: Floats) -> NaturalParams:
     return NaturalParams((symmetrised @ mean[..., None])[..., 0], packed(symmetrised))
 
 
+def _kept(function: Callable[[NaturalParams], T]) -> Callable[[NaturalParams], T]:
+    """The function, with its last results about single distributions kept: the server and every device ask for the same q's. Arrays in
+    what it returns are not to be written to."""
+
+    @lru_cache(maxsize=KEPT)
+    def of_one(shift: bytes, precision: bytes) -> T:
+        return function(NaturalParams(np.frombuffer(shift), np.frombuffer(precision)))
+
+    @wraps(function)
+    def of_any(params: NaturalParams) -> T:
+        return function(params) if params.shift.ndim > 1 else of_one(*(np.asarray(part, np.float64).tobytes() for part in params))
+
+    return of_any
+
+
+@_kept
 def moments(params: NaturalParams) -> Moments:
-    """Mean and covariance, from Q with a unit diagonal."""
+    """Mean and covariance, from Q with a unit diagonal; read-only."""
     covariance, proper = inverse(params.matrix)
-    return Moments((covariance @ params.shift[..., None])[..., 0], covariance, proper)
+    mean = (covariance @ params.shift[..., None])[..., 0]
+    for array in (mean, covariance):
+        array.flags.writeable = False
+    return Moments(mean, covariance, proper)
 
 
 def inverse(matrices: Floats) -> tuple[Floats, Booleans]:
@@ -87,14 +115,18 @@ def inverse(matrices: Floats) -> tuple[Floats, Booleans]:
     return found.matrix * _products(np.where(found.proper[..., None], scale, 1.0)), found.proper
 
 
+@_kept
 def log_partition(params: NaturalParams) -> Floats:
     """log of the integral of exp(r'phi - phi'Q phi / 2), shape (...); NaN where Q is not positive definite."""
     unit, scale = _scaled(params.matrix)
-    factors, proper = cholesky.cholesky(unit)
-    scale = np.where(proper[..., None], scale, 1.0)
-    white = np.linalg.solve(factors, (params.shift * scale)[..., None])[..., 0]
-    log_determinant = cholesky.log_determinant(factors) - 2.0 * np.log(scale).sum(axis=-1)
-    value = 0.5 * ((white**2).sum(axis=-1) - log_determinant + params.shift.shape[-1] * LOG_2PI)
+    m = params.shift.shape[-1]
+    # The factor of (Q r; r' c) ends with the row (L^-1 r, .), whatever c is: so one factorisation does without solving for it.
+    bordered = np.full((*scale.shape[:-1], m + 1, m + 1), LARGEST)
+    with np.errstate(invalid="ignore", over="ignore"):
+        bordered[..., :m, :m], bordered[..., m, :m] = unit, params.shift * scale
+    factors, proper = cholesky.cholesky(bordered)
+    log_determinant = 2.0 * np.log(cholesky.diagonal(factors)[..., :m] / np.where(proper[..., None], scale, 1.0)).sum(axis=-1)
+    value = 0.5 * ((factors[..., m, :m] ** 2).sum(axis=-1) - log_determinant + m * LOG_2PI)
     return np.where(proper, value, np.nan)
 
 

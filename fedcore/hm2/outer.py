@@ -110,7 +110,7 @@ def _passed(integrate: Integrate, rows: Compressed, cavity: Cavity, rules: Rules
     d = rows.R.shape[1]
     nodes = NODES if J > 1 else np.zeros(1)
     s = rules.noise[:, None] + rules.noise_scale[:, None] * nodes
-    pairs = Compressed(*(repeat(np.asarray(each), J) for each in rows)) if J > 1 else rows
+    pairs = Compressed(*(repeat(np.asarray(each), J) for each in rows))
     centre, scale = rules.t.reshape(m * J, a), rules.scale.reshape(m * J, a)
     each = integrate(pairs, np.exp(s).reshape(-1), cavity.given(s, d), centre, scale)
 
