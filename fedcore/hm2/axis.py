@@ -19,7 +19,7 @@ from fedcore.rows import Floats
 
 NODES, WEIGHTS = (each[:, None, None] for each in hermegauss(5))
 LOG_WEIGHTS = np.log(WEIGHTS) + 0.5 * NODES**2
-"""Of an integral over x, rather than one over the standard normal distribution. They come first, so that sums over them are sums of arrays."""
+"""Of an integral over x, rather than one over the standard normal distribution. They come first: sums over them are then of arrays."""
 
 NARROWEST = 1e-4
 """Least conditional standard deviation, in units of the nodes' scale: below it all weight is on one node, and nothing is resolved."""
