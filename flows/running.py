@@ -37,6 +37,7 @@ from flows.logs import about, log, logged
 from flows.metrics import RunMetrics
 from flows.orchestrator import Orchestrator
 from flows.parent import Parent
+from flows.processor import OneProcessor
 from flows.progress import log_round, run_progress, say_unanswered
 from flows.workspace import Workspace
 from tasks.checkpoint import Checkpoint, Record, RunFolder, record
@@ -249,8 +250,10 @@ def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[
     asking = once()
     schedule, cancellation = fleet.schedule, Cancellation(asking)
     with (
+        run.tracker.through_rounds(),
         run_progress(schedule.rounds, checkpoint.state.main_rounds) as progress,
         run_artifacts(schedule.rounds, checkpoint.history, asking) as artifacts,
+        OneProcessor(threads=run.config.runner == "thread") as processor,
     ):
         started = time.perf_counter()
         for report in rounds(fleet.algorithm, fleet.spec, fleet, schedule, checkpoint.state):
@@ -271,6 +274,7 @@ def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[
             _await_recorder(fleet)
             if not report.outcome:
                 cancellation.check()
+            processor.next_round()
             started = time.perf_counter()
     return checkpoint
 

@@ -1,4 +1,4 @@
-"""One training run in MLflow: parameters at its start, one batch of metrics a round, results at its end.
+"""One training run in MLflow: parameters at its start, metrics of its rounds, results at its end.
 
 Everything is sent by the server's side of a run and holds aggregates only; no row and no device's value comes here. The run's own
 ledger is the truth, and MLflow a copy of it: when the store is away, training goes on, and the copy catches up later.
@@ -10,7 +10,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
@@ -18,7 +19,7 @@ import tasks as tasks  # isort: skip  (settles the environment, which mlflow rea
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
-from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
+from mlflow.utils.validation import MAX_METRICS_PER_BATCH, MAX_PARAM_VAL_LENGTH
 
 from fedcore.data.places import Place, local_copy
 from fedcore.errors import Misuse
@@ -28,6 +29,9 @@ RUN_ID = "fedlin.run_id"
 ROUND = "round_num"
 OBJECTIVE = "loss"
 PARENT = "mlflow.parentRunId"
+
+PAUSE = 1.0
+"""Seconds from one batch of rounds to the next: quick rounds are sent together, for a store takes as long for ten as for one."""
 
 DIGEST = 36
 """Characters that MLflow keeps of a digest."""
@@ -77,7 +81,8 @@ class Trained(NamedTuple):
 class Tracker:
     """One run's place in an MLflow store.
 
-    Make it with `open`, then call `start` once, `log_rounds` after every round, `nest` for runs below it and `finish` once.
+    Make it with `open`, then call `start` once, `log_rounds` after every round and `through_rounds` around them, `nest` for runs below it
+    and `finish` once.
 
     Attributes
     ----------
@@ -168,7 +173,7 @@ class Tracker:
                 self._client.log_inputs(self.mlflow_run_id, [_input(trained)])
 
     def log_rounds(self, records: Sequence[Mapping[str, float]]) -> None:
-        """Send the rounds that the store does not hold yet, one batch each; never raises.
+        """Send the rounds that the store does not hold yet, unless some were sent within the last second; never raises.
 
         A store that does not answer is reported once, by a warning, and tried again at a later call: after ten times as long
         as the vain attempt took, so that it costs a run a tenth of its time at most.
@@ -182,6 +187,16 @@ class Tracker:
         self._rounds = records
         if time.monotonic() >= self._try_at:
             self._attempt(self._send_rounds)
+
+    @contextmanager
+    def through_rounds(self) -> Generator[None]:
+        """Send what the last second has held back where rounds break off, for the run may not go on; unless the store is away."""
+        try:
+            yield
+        except BaseException:
+            if not self._away:
+                self._attempt(self._send_rounds)
+            raise
 
     def nest(self, runs: Sequence[Nested]) -> bool:
         """Send runs below this one; never raises.
@@ -230,14 +245,15 @@ class Tracker:
         return arrived and uploaded and ended
 
     def _send_rounds(self) -> None:
-        for record in self._rounds:
-            round_num = int(record[ROUND])
-            if round_num > self._sent:
-                # round_num goes along as a metric: the batch is one transaction, so it tells a resume what has arrived.
-                # MLflow's compare page plots the metric that came first, so that is the objective.
-                told = dict(sorted(record.items(), key=lambda item: item[0] != OBJECTIVE))
-                self._client.log_batch(self.mlflow_run_id, metrics=_metrics(told, round_num))
-                self._sent = round_num
+        left = [record for record in self._rounds if record[ROUND] > self._sent]
+        together = MAX_METRICS_PER_BATCH // max(map(len, left), default=1)
+        for first in range(0, len(left), together):
+            batch = left[first : first + together]
+            # round_num goes along as a metric: the batch is one transaction, so it tells a resume what has arrived.
+            # MLflow's compare page plots the metric that came first, so that is the objective.
+            told = [dict(sorted(record.items(), key=lambda item: item[0] != OBJECTIVE)) for record in batch]
+            self._client.log_batch(self.mlflow_run_id, metrics=[each for one in told for each in _metrics(one, int(one[ROUND]))])
+            self._sent = int(batch[-1][ROUND])
 
     def _send_nested(self, runs: Sequence[Nested]) -> None:
         parent = self._client.get_run(self.mlflow_run_id).data.tags[RUN_ID]
@@ -253,6 +269,7 @@ class Tracker:
 
     def _attempt(self, send: Callable[[], object]) -> bool:
         begun = time.monotonic()
+        self._try_at = begun + PAUSE
         try:
             send()
         except Exception as error:  # whatever it is: a copy of the ledger is no reason to end a training run

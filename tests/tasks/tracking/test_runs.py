@@ -68,14 +68,60 @@ def test_a_run_from_start_to_finish(tracker: Tracker, run_id: str, root: Path, t
     assert (stored / "inner" / "devices.parquet").read_bytes() == b"PAR1"
 
 
-def test_one_batch_a_round(tracker: Tracker, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def sent(tracker: Tracker, run_id: str, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The rounds of each batch that a started tracker sends, in order; none reaches the store."""
     tracker.start(run_id, params={}, tags={})
-    sent = []
-    monkeypatch.setattr(tracker._client, "log_batch", lambda run, metrics: sent.append({each.step for each in metrics}))
-    tracker.log_rounds(RECORDS[:2])
-    tracker.log_rounds(RECORDS[:2])
-    tracker.log_rounds(RECORDS[:3])
-    assert sent == [{1}, {2}, {3}]
+    batches: list[list[int]] = []
+    monkeypatch.setattr(
+        tracker._client, "log_batch", lambda run, metrics: batches.append(list(dict.fromkeys(each.step for each in metrics)))
+    )
+    return batches
+
+
+def test_slow_rounds_go_alone_and_quick_ones_together(tracker: Tracker, sent: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("tasks.tracking.runs.time.monotonic", lambda: now)
+    for count, seconds in enumerate((0.4, 0.4, 0.4, 60.0, 60.0, 60.0), 1):
+        tracker.log_rounds([{"round_num": n, "loss": 1.0} for n in range(1, count + 1)])
+        now += seconds
+    assert sent == [[1], [2, 3, 4], [5], [6]]
+
+
+def test_a_batch_holds_what_mlflow_takes(tracker: Tracker, sent: list[list[int]]) -> None:
+    tracker.log_rounds([{"round_num": n} | {f"m{i}": 0.5 for i in range(299)} for n in range(1, 9)])
+    assert sent == [[1, 2, 3], [4, 5, 6], [7, 8]]
+
+
+def broken_off(tracker: Tracker, *counts: int) -> None:
+    """So many rounds are told, and then somebody interrupts them."""
+
+    def rounds() -> None:
+        with tracker.through_rounds():
+            for count in counts:
+                tracker.log_rounds(RECORDS[:count])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rounds()
+
+
+def test_what_was_held_back_is_sent_where_rounds_break_off(tracker: Tracker, sent: list[list[int]]) -> None:
+    broken_off(tracker, 1, 3)
+    assert sent == [[1], [2, 3]]
+
+
+def test_rounds_that_break_off_do_not_wait_for_a_store_that_is_away(tracker: Tracker, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker.start(run_id, params={}, tags={})
+    attempts: list[object] = []
+
+    def away(*args: object, **kwargs: object) -> None:
+        attempts.append(args)
+        raise ConnectionError("away")
+
+    monkeypatch.setattr(tracker._client, "log_batch", away)
+    broken_off(tracker, 1)
+    assert len(attempts) == 1
 
 
 def test_an_interrupted_run_is_continued(root: Path, run_id: str) -> None:
