@@ -23,9 +23,9 @@ ATTEMPTS, SECONDS = 3, 0.3
 USUAL = {
     fedavg_round: (1.19, 33),
     hm1_round: (1.10, 84),
-    eb_expectation: (1.59, 68),
-    hm2_sites: (3.14, 397),
-    compression: (0.58, 51),
+    eb_expectation: (1.59, 71),
+    hm2_sites: (2.85, 350),
+    compression: (0.35, 54),
 }
 """Time as a multiple of the floor's, and calls."""
 
