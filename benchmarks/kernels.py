@@ -159,7 +159,7 @@ def hm2_sites(scale: int) -> Kernel:
 
 def compression(scale: int) -> Kernel:
     """Rows to their triangular factors, for `eb` and `hm2`."""
-    _, datas = fleet(10 * scale, 20, 8)
+    _, datas = fleet(50 * scale, 20, 8)
 
     def floor() -> object:
         found = []
@@ -186,14 +186,17 @@ def matvec(matrices: Floats, vectors: Floats) -> Floats:
 def ratios(floor: Program, works: Sequence[Program], seconds: float) -> list[float]:
     """Times as multiples of the floor's, each the least that `REPEATS` in a row took.
 
-    Time is the thread's own, without what others have of the processor, and all take turns for so many seconds of it, so that what others
-    leave in caches meets all of them.
+    Time is the thread's own, without what others have of the processor, and they take turns for so many seconds of it, each after the floor,
+    so that what that leaves in caches and memory meets all of them alike.
     """
+    floors: list[float] = []
     turns: list[list[float]] = []
-    while sum(map(sum, turns)) < seconds or len(turns) < 5:
-        turns.append([spent(program) for program in (floor, *works)])
-    least, *others = (min(times) for times in zip(*turns, strict=True))
-    return [other / least for other in others]
+    while sum(floors) + sum(map(sum, turns)) < seconds or len(turns) < 5:
+        turns.append([])
+        for work in works:
+            floors.append(spent(floor))
+            turns[-1].append(spent(work))
+    return [min(times) / min(floors) for times in zip(*turns, strict=True)]
 
 
 def spent(program: Program) -> float:
