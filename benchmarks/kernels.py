@@ -186,8 +186,8 @@ def matvec(matrices: Floats, vectors: Floats) -> Floats:
 def ratios(floor: Program, works: Sequence[Program], seconds: float) -> list[float]:
     """Times as multiples of the floor's, each the least that `REPEATS` in a row took.
 
-    Time is the thread's own, without what others have of the processor, and they take turns for so many seconds of it, each after the floor,
-    so that what that leaves in caches and memory meets all of them alike.
+    Time is the thread's own, without what others have of the processor, and they take turns for so many seconds of it, each after the
+    floor, so that what that leaves in caches and memory meets all of them alike.
     """
     floors: list[float] = []
     turns: list[list[float]] = []
