@@ -71,16 +71,16 @@ class Keeping:
         DeviceRefusal
             Where that is missing, damaged, or another device's.
         """
-        run_id = run_id or self._ground.run_id
+        run_id, owner = run_id or self._ground.run_id, self._owner if owner is None else owner
         try:
-            found, _ = self._stored(run_id, self._owner if owner is None else owner)
+            found, _ = self._stored(run_id, owner)
         except PlaceAway:
             raise
         except (Misuse, OSError):
             found = {}
         if device_id in found:
             return found[device_id]
-        if len(found) == 1:
+        if isinstance(owner, str) and found:
             raise DeviceRefusal(f"its folder holds the state of device {next(iter(found))}: give the folders their names back")
         refusal = f"its state of run {run_id} is missing or damaged: restore the device's .fedlin folder, or start a new run"
         raise DeviceRefusal(refusal)

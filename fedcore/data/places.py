@@ -129,7 +129,7 @@ def read_file(path: Place) -> bytes:
 def _read(path: Path) -> bytes:
     """With half as many calls of the system as a file object makes: at each of them another thread may take the interpreter, and a task
     that reads a device's state waits until it gets it back."""
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in the file's place would keep the task waiting
     try:
         left, parts = os.fstat(handle).st_size, list[bytes]()
         while left and (part := os.read(handle, left)):
@@ -271,8 +271,9 @@ def write_durably(path: Place, content: bytes) -> None:
             _fs(path).pipe_file(path.path, content)
         return
     temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)  # of a killed process; or a link, which would be followed
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -277,7 +277,7 @@ def test_what_cohorts_keep_of_a_device_goes_with_it(server: Orchestrator, home: 
     assert sorted(file.name for file in folder.iterdir()) == ["cohort-00000.state", "cohort-00001.state"]
     for place, device in enumerate("bcd", 1):
         assert equal(Keeping(Ground("run", dataset, 5), place // 2).recall(device), before[device])
-    with pytest.raises(DeviceRefusal):
+    with pytest.raises(DeviceRefusal, match="its state of run run is missing or damaged"):  # not: of b, whose folder had another's name
         Keeping(Ground("run", dataset, 5), 0).recall("a")
 
 
