@@ -7,8 +7,10 @@ import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: ski
 import secrets
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from threading import Thread
 from uuid import UUID
 
 import numpy as np
@@ -26,7 +28,7 @@ from fedcore.fit import InProcess
 from fedcore.rounds import RunState, Schedule, rounds
 from flows.orchestrator import Orchestrator, finished
 from flows.processor import OneProcessor
-from flows.runners import THREADS
+from flows.runners import THREADS, device_threads
 
 K, STEPS, ETA = 100, 20, 0.05
 FEDAVG = FedAvg(eta=ETA, steps=STEPS, tolerance=0.0)
@@ -69,11 +71,11 @@ class Programs:
 
     def bare_map(self) -> float:
         """Tasks that do nothing, mapped and waited for, under the same server and on the same runner."""
-        return self._bare("bare map", threads=False)
+        return self._bare("bare map", set)
 
     def bare_map_on_one(self) -> float:
         """The same, on one processor where that is quicker, as our rounds are."""
-        return self._bare("bare map, on one processor", threads=True)
+        return self._bare("bare map, on one processor", device_threads)
 
     def flower(self) -> float:
         """Flower's simulation, in a process of its own."""
@@ -110,7 +112,7 @@ class Programs:
         self.theta["in memory"] = state.server.theta
         return median(np.diff(moments))
 
-    def _bare(self, name: str, *, threads: bool) -> float:
+    def _bare(self, name: str, threads: Callable[[], set[Thread]]) -> float:
         flow_run_id, times = bare_maps(self.rounds + 1, threads)
         self._count(name, flow_run_id, K * (self.rounds + 1))
         return median(times[1:])
@@ -127,10 +129,10 @@ def nothing(_: int) -> None:
 
 
 @flow(name="bench-bare-maps", task_runner=THREADS, persist_result=False)
-def bare_maps(count: int, threads: bool) -> tuple[str, list[float]]:
+def bare_maps(count: int, threads: Callable[[], set[Thread]]) -> tuple[str, list[float]]:
     """So many maps of K tasks one after the other: the flow run, and seconds of each. `threads` is as of `OneProcessor`."""
     times: list[float] = []
-    with OneProcessor(threads=threads) as processor:
+    with OneProcessor(threads) as processor:
         for _ in range(count):
             begun = time.perf_counter()
             for future in nothing.map(range(K)):

@@ -11,15 +11,19 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from threading import Lock
+from threading import Lock, Thread, get_native_id
 from typing import Self
 
-BUSY = 1.3
-"""Processors in use in a free round from which on threads do work beside one another."""
+import polars as pl
 
-AGAIN = 25
-"""Rounds on one processor, after which a free one is timed anew."""
+BUSY = 1.1
+"""Processors at work in a free round from which on threads do something beside one another."""
+
+COLD, SLOW, AGAIN = 2, 2, 25
+"""How many free rounds come first, of which the last one counts; how many rounds on one processor in a row, each slower than the last free
+round, show that it is no gain; and for how many rounds either is kept to before it is looked at again."""
 
 _IN_CHARGE = Lock()
 """Of runs beside one another in a process one at a time decides."""
@@ -28,20 +32,20 @@ _IN_CHARGE = Lock()
 class OneProcessor:
     """Decides after every round whether the next one is for one processor, drawn at random, or for all that the process may use.
 
-    One it is while the last free round had less than `BUSY` of them at work, and was not quicker: two runs on one processor, or somebody
-    else's threads that are kept there with these, make a round slower, and are let go after it. A thread that was given processors of
-    its own keeps them. On other systems than Linux, and where there is one processor, nothing is changed; nor where devices' tasks are
-    not `threads` of this process, for processes that it starts meanwhile would stay where its threads are.
+    One it is where the last free round had less than `BUSY` of them at work, until rounds there turn out to be slower: another run may have
+    drawn the same one. The calling thread is moved and those that device tasks are on, and no other of the process. On other systems
+    than Linux, and where there is one processor or no such thread, nothing is.
     """
 
-    def __init__(self, *, threads: bool) -> None:
+    def __init__(self, threads: Callable[[], Iterable[Thread]]) -> None:
+        """`threads` are those that device tasks are on at the moment."""
         self._threads = threads
 
     def __enter__(self) -> Self:
-        self._all = os.sched_getaffinity(0) if self._threads and sys.platform == "linux" else set[int]()
+        self._all = os.sched_getaffinity(0) if sys.platform == "linux" and any(self._threads()) else set[int]()
         self._in_charge = len(self._all) > 1 and _IN_CHARGE.acquire(blocking=False)
-        self._now, self._free, self._rounds = self._all, 0.0, 0
-        self._apart = set[int]()
+        self._now, self._rounds, self._least, self._slow, self._free = self._all, 0, COLD, 0, 0.0
+        pl.thread_pool_size()  # it begins with as many threads as there are processors when it is first used
         self._begin()
         return self
 
@@ -55,24 +59,27 @@ class OneProcessor:
         if not self._in_charge:
             return
         seconds, at_work = time.perf_counter() - self._begun, time.process_time() - self._worked
-        if self._rounds == 0:
-            self._free, one = seconds, at_work < BUSY * seconds
-        else:
-            one = seconds <= self._free and self._rounds < AGAIN
-        if one != bool(self._rounds):
-            self._move({random.choice(sorted(self._all))} if one else self._all)
-        self._rounds = self._rounds + 1 if one else 0
+        self._rounds += 1
+        if self._now != self._all:
+            self._slow = self._slow + 1 if seconds > self._free else 0
+            if self._slow == SLOW or self._rounds == AGAIN:
+                self._change(self._all, least=AGAIN if self._slow == SLOW else 1)
+        elif self._rounds >= self._least:
+            self._free = seconds
+            if at_work < BUSY * seconds:
+                self._change({random.choice(sorted(self._all))}, least=0)
         self._begin()
+
+    def _change(self, processors: set[int], *, least: int) -> None:
+        self._move(processors)
+        self._rounds, self._least, self._slow = 0, least, 0
 
     def _begin(self) -> None:
         self._begun, self._worked = time.perf_counter(), time.process_time()
 
     def _move(self, processors: set[int]) -> None:
-        """All threads, those that they have started meanwhile too, but none that is elsewhere already."""
-        for thread in map(int, os.listdir("/proc/self/task")):
+        for thread in (get_native_id(), *(each.native_id for each in self._threads())):
             with suppress(OSError):  # it has ended meanwhile, or the processors are no longer ours
-                if os.sched_getaffinity(thread) != self._now:
-                    self._apart.add(thread)
-                elif thread not in self._apart:
+                if thread and os.sched_getaffinity(thread) == self._now:  # else somebody has given it others
                     os.sched_setaffinity(thread, processors)
         self._now = processors

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from importlib import import_module, metadata
 from pathlib import Path
+from threading import Thread
 from typing import Any, Self, TypeVar, cast
 
 from prefect.client.schemas.objects import State
@@ -33,6 +34,14 @@ PATIENCE = 60
 """Seconds for which a run waits for a Dask cluster's first worker, or for another one where all have left."""
 
 EXTRAS = {"dask": ("prefect_dask", "DaskTaskRunner"), "ray": ("prefect_ray", "RayTaskRunner")}
+
+
+def device_threads() -> set[Thread]:
+    """The threads of this process that the flow's device tasks are on; none where they are elsewhere."""
+    context = FlowRunContext.get()
+    runner = context.task_runner if context else None
+    pool = runner._executor if isinstance(runner, ThreadPoolTaskRunner) else None  # pyright: ignore[reportPrivateUsage]
+    return set(pool._threads) if pool else set()  # pyright: ignore[reportPrivateUsage]
 
 
 class Processes(ProcessPoolTaskRunner):

@@ -39,6 +39,7 @@ from flows.orchestrator import Orchestrator
 from flows.parent import Parent
 from flows.processor import OneProcessor
 from flows.progress import log_round, run_progress, say_unanswered
+from flows.runners import device_threads
 from flows.workspace import Workspace
 from tasks.checkpoint import Checkpoint, Record, RunFolder, record
 from tasks.tracking.runs import Nested, Tracker, Trained
@@ -253,7 +254,7 @@ def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[
         run.tracker.through_rounds(),
         run_progress(schedule.rounds, checkpoint.state.main_rounds) as progress,
         run_artifacts(schedule.rounds, checkpoint.history, asking) as artifacts,
-        OneProcessor(threads=run.config.runner == "thread") as processor,
+        OneProcessor(device_threads) as processor,
     ):
         started = time.perf_counter()
         for report in rounds(fleet.algorithm, fleet.spec, fleet, schedule, checkpoint.state):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -83,28 +83,29 @@ def natural(mean: Floats, matrix: Floats) -> NaturalParams:
 
 
 def _kept(function: Callable[[NaturalParams], T]) -> Callable[[NaturalParams], T]:
-    """The function, with its last results about single distributions kept: the server and every device ask for the same q's. Arrays in
-    what it returns are not to be written to."""
+    """The function, with its last results about single distributions kept, read-only: the server and every device ask for the same q's."""
 
     @lru_cache(maxsize=KEPT)
     def of_one(shift: bytes, precision: bytes) -> T:
-        return function(NaturalParams(np.frombuffer(shift), np.frombuffer(precision)))
+        found: Any = function(NaturalParams(np.frombuffer(shift), np.frombuffer(precision)))
+        for array in found if isinstance(found, tuple) else (found,):
+            np.asarray(array).flags.writeable = False
+        return found
 
     @wraps(function)
     def of_any(params: NaturalParams) -> T:
-        return function(params) if params.shift.ndim > 1 else of_one(*(np.asarray(part, np.float64).tobytes() for part in params))
+        if params.shift.ndim > 1 or params.precision.ndim > 1:
+            return function(params)
+        return of_one(*(np.asarray(part, np.float64).tobytes() for part in params))
 
     return of_any
 
 
 @_kept
 def moments(params: NaturalParams) -> Moments:
-    """Mean and covariance, from Q with a unit diagonal; read-only."""
+    """Mean and covariance, from Q with a unit diagonal."""
     covariance, proper = inverse(params.matrix)
-    mean = (covariance @ params.shift[..., None])[..., 0]
-    for array in (mean, covariance):
-        array.flags.writeable = False
-    return Moments(mean, covariance, proper)
+    return Moments((covariance @ params.shift[..., None])[..., 0], covariance, proper)
 
 
 def inverse(matrices: Floats) -> tuple[Floats, Booleans]:

@@ -99,6 +99,8 @@ class Tracker:
         self._experiment_id = experiment_id
         self._rounds: Sequence[Mapping[str, float]] = ()
         self._sent = 0  # the last round that the store holds
+        self._unsure = False  # whether it may hold more, of a batch that was interrupted or had no answer
+        self._ended: dict[int, int] = {}  # when a round did, in ms
         self._away = False
         self._try_at = 0.0
 
@@ -185,18 +187,22 @@ class Tracker:
             left out.
         """
         self._rounds = records
+        now = _now()
+        for record in reversed(records):
+            if self._ended.setdefault(int(record[ROUND]), now) != now:
+                break
         if time.monotonic() >= self._try_at:
             self._attempt(self._send_rounds)
 
     @contextmanager
     def through_rounds(self) -> Generator[None]:
-        """Send what the last second has held back where rounds break off, for the run may not go on; unless the store is away."""
+        """Send at the end, and where rounds break off, what the last second has held back, for the run may not go on; unless the store is
+        away."""
         try:
             yield
-        except BaseException:
+        finally:
             if not self._away:
                 self._attempt(self._send_rounds)
-            raise
 
     def nest(self, runs: Sequence[Nested]) -> bool:
         """Send runs below this one; never raises.
@@ -238,22 +244,28 @@ class Tracker:
         """
         client, run = self._client, self.mlflow_run_id
         arrived = self._attempt(self._send_rounds) and self._attempt(
-            lambda: client.log_batch(run, metrics=_metrics(metrics, self._sent), params=_params(params or {}))
+            lambda: client.log_batch(run, metrics=_metrics(metrics, self._sent, _now()), params=_params(params or {}))
         )
         uploaded = artifacts is None or self._attempt(lambda: _upload(client, run, artifacts))
         ended = self._attempt(lambda: client.set_terminated(run, status))
         return arrived and uploaded and ended
 
     def _send_rounds(self) -> None:
+        if self._unsure:
+            self._sent = max(self._sent, int(self._client.get_run(self.mlflow_run_id).data.metrics.get(ROUND, 0)))
+            self._unsure = False
         left = [record for record in self._rounds if record[ROUND] > self._sent]
-        together = MAX_METRICS_PER_BATCH // max(map(len, left), default=1)
+        together = max(1, MAX_METRICS_PER_BATCH // max(map(len, left), default=1))
         for first in range(0, len(left), together):
             batch = left[first : first + together]
             # round_num goes along as a metric: the batch is one transaction, so it tells a resume what has arrived.
             # MLflow's compare page plots the metric that came first, so that is the objective.
             told = [dict(sorted(record.items(), key=lambda item: item[0] != OBJECTIVE)) for record in batch]
-            self._client.log_batch(self.mlflow_run_id, metrics=[each for one in told for each in _metrics(one, int(one[ROUND]))])
-            self._sent = int(batch[-1][ROUND])
+            numbers = [int(record[ROUND]) for record in batch]
+            metrics = [each for number, one in zip(numbers, told, strict=True) for each in _metrics(one, number, self._ended[number])]
+            self._unsure = True
+            self._client.log_batch(self.mlflow_run_id, metrics=metrics)
+            self._sent, self._unsure = numbers[-1], False
 
     def _send_nested(self, runs: Sequence[Nested]) -> None:
         parent = self._client.get_run(self.mlflow_run_id).data.tags[RUN_ID]
@@ -264,7 +276,7 @@ class Tracker:
             tags = {RUN_ID: own, PARENT: self.mlflow_run_id}
             run = found.get(own) or self._client.create_run(self._experiment_id, run_name=own, tags=tags)
             missing = {name: value for name, value in nested.params.items() if name not in run.data.params}
-            self._client.log_batch(run.info.run_id, metrics=_metrics(nested.metrics, 0), params=_params(missing))
+            self._client.log_batch(run.info.run_id, metrics=_metrics(nested.metrics, 0, _now()), params=_params(missing))
             self._client.set_terminated(run.info.run_id, "FINISHED" if nested.ok else "FAILED")
 
     def _attempt(self, send: Callable[[], object]) -> bool:
@@ -283,10 +295,13 @@ class Tracker:
         return True
 
 
-def _metrics(values: Mapping[str, float], step: int) -> list[Metric]:
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+def _metrics(values: Mapping[str, float], step: int, at: int) -> list[Metric]:
     # MLflow stores infinity as 1.8e308 and NaN as 0 with a flag.
-    now = int(time.time() * 1000)
-    return [Metric(name, float(value), now, step) for name, value in values.items() if math.isfinite(value)]
+    return [Metric(name, float(value), at, step) for name, value in values.items() if math.isfinite(value)]
 
 
 def _named(run_id: str, params: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""When a run's threads are kept on one processor, and that they are let go."""
+"""When a run's threads are kept on one processor, which ones, and that they are let go."""
 
 from __future__ import annotations
 
@@ -7,14 +7,39 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
-from flows.processor import AGAIN, BUSY, OneProcessor
+from flows.processor import AGAIN, BUSY, COLD, SLOW, OneProcessor
 
 ALL = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
 
 pytestmark = pytest.mark.skipif(len(ALL) < 2, reason="takes Linux and two processors")
+
+
+class Waiting:
+    """Threads that do nothing, by name."""
+
+    def __init__(self) -> None:
+        self.threads: dict[str, threading.Thread] = {}
+        self._done = threading.Event()
+
+    def start(self, name: str) -> None:
+        self.threads[name] = threading.Thread(target=self._done.wait)
+        self.threads[name].start()
+
+    def give(self, name: str, processors: set[int]) -> None:
+        os.sched_setaffinity(self.threads[name].native_id or 0, processors)
+
+    @property
+    def processors(self) -> dict[str, set[int]]:
+        return {name: os.sched_getaffinity(thread.native_id or 0) for name, thread in self.threads.items()}
+
+    def end(self) -> None:
+        self._done.set()
+        for thread in self.threads.values():
+            thread.join()
 
 
 class Clock:
@@ -25,12 +50,25 @@ class Clock:
         monkeypatch.setattr("flows.processor.time.perf_counter", lambda: self.seconds)
         monkeypatch.setattr("flows.processor.time.process_time", lambda: self.at_work)
 
-    def round(self, processor: OneProcessor, seconds: float, processors: float = 1.0) -> int:
-        """A round of so many seconds in which so many processors are at work: how many the next one may use."""
+    def round(self, processor: OneProcessor, seconds: float, processors: float = 1.0) -> bool:
+        """A round of so many seconds in which so many processors are at work: whether the next one is for one."""
         self.seconds += seconds
         self.at_work += seconds * processors
         processor.next_round()
-        return len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(0)) == 1
+
+
+@pytest.fixture
+def waiting() -> Iterator[Waiting]:
+    threads = Waiting()
+    threads.start("device")
+    yield threads
+    threads.end()
+
+
+@pytest.fixture
+def one_processor(waiting: Waiting) -> partial[OneProcessor]:
+    return partial(OneProcessor, lambda: [waiting.threads["device"]])
 
 
 @pytest.fixture
@@ -44,102 +82,98 @@ def as_before() -> Iterator[None]:
     assert os.sched_getaffinity(0) == ALL
 
 
-def test_rounds_that_hand_the_interpreter_around_go_to_one_processor(clock: Clock) -> None:
-    with OneProcessor(threads=True) as processor:
-        assert os.sched_getaffinity(0) == ALL, "the first round tells"
-        assert [clock.round(processor, 0.4), *(clock.round(processor, 0.3) for _ in range(5))] == [1] * 6
+def test_rounds_that_hand_the_interpreter_around_go_to_one_processor(clock: Clock, one_processor: partial[OneProcessor]) -> None:
+    with one_processor() as processor:
+        assert [clock.round(processor, seconds) for seconds in (9.0, 0.5, 0.25, 0.25)] == [False, True, True, True]
 
 
-def test_rounds_whose_threads_work_beside_one_another_keep_all(clock: Clock) -> None:
-    with OneProcessor(threads=True) as processor:
-        assert [clock.round(processor, 0.4, BUSY + 0.1) for _ in range(5)] == [len(ALL)] * 5
+def test_a_cold_round_is_no_measure(clock: Clock, one_processor: partial[OneProcessor]) -> None:
+    with one_processor() as processor:
+        found = [clock.round(processor, seconds) for seconds in (9.0, 0.5, 0.75, 0.75)]
+    assert found == [False, True, True, False]
 
 
-def test_a_round_that_was_slower_than_the_free_one_is_followed_by_a_free_one(clock: Clock) -> None:
-    with OneProcessor(threads=True) as processor:
-        found = [clock.round(processor, seconds) for seconds in (0.4, 0.8, 0.4, 0.4, 0.3)]
-    assert found == [1, len(ALL), 1, 1, 1]
+def test_rounds_whose_threads_work_beside_one_another_keep_all(clock: Clock, one_processor: partial[OneProcessor]) -> None:
+    with one_processor() as processor:
+        assert not any(clock.round(processor, 0.5, BUSY + 0.1) for _ in range(2 * AGAIN))
 
 
-def test_rounds_on_one_processor_are_weighed_anew(clock: Clock) -> None:
-    with OneProcessor(threads=True) as processor:
-        found = [clock.round(processor, 0.5) for _ in range(2 * AGAIN + 3)]
-        assert [i for i, each in enumerate(found) if each > 1] == [AGAIN, 2 * AGAIN + 1]
+def test_where_one_processor_is_slower_few_rounds_show_it(clock: Clock, one_processor: partial[OneProcessor]) -> None:
+    with one_processor() as processor:
+        kinds = [False]
+        for _ in range(4 * AGAIN):
+            kinds.append(clock.round(processor, 0.75 if kinds[-1] else 0.5))
+    assert sum(kinds) <= 4 * SLOW
+
+
+def test_a_slow_round_among_quick_ones_is_chance(clock: Clock, one_processor: partial[OneProcessor]) -> None:
+    with one_processor() as processor:
+        found = [clock.round(processor, seconds) for seconds in (0.5, 0.5, 0.25, 0.75, 0.25, 0.75, 0.25)]
+    assert found == [False] + 6 * [True]
+
+
+def test_rounds_on_one_processor_are_weighed_anew(clock: Clock, one_processor: partial[OneProcessor]) -> None:
+    with one_processor() as processor:
+        found = [clock.round(processor, 0.5) for _ in range(COLD + 2 * (AGAIN + 1))]
+    assert [i for i, one in enumerate(found, 1) if not one] == [1, COLD + AGAIN, COLD + 2 * AGAIN + 1]
 
 
 @pytest.mark.parametrize("drawn", [0, 1], ids=["the same", "another"])
-def test_all_threads_go_along_and_come_back_but_for_those_with_processors_of_their_own(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, drawn: int
-) -> None:
+def test_a_runs_own_threads_go_along_and_come_back(clock: Clock, waiting: Waiting, monkeypatch: pytest.MonkeyPatch, drawn: int) -> None:
     monkeypatch.setattr("flows.processor.random.choice", lambda processors: processors[drawn])
-    own, ready, done = {min(ALL)}, threading.Barrier(3), threading.Event()
-    ids: dict[str, int] = {}
-
-    def waits(name: str) -> None:
-        ids[name] = threading.get_native_id()
-        if name == "own":
-            os.sched_setaffinity(0, own)
-        ready.wait()
-        done.wait()
-
-    def processors() -> dict[str, set[int]]:
-        return {name: os.sched_getaffinity(thread) for name, thread in ids.items()}
-
-    threads = [threading.Thread(target=waits, args=(name,)) for name in ("before", "own")]
-    for thread in threads:
-        thread.start()
-    ready.wait()
-    try:
-        with OneProcessor(threads=True) as processor:
-            clock.round(processor, 0.4)
-            (one,) = os.sched_getaffinity(0)
-            ready.reset()
-            threads.append(threading.Thread(target=waits, args=("meanwhile",)))
-            assert processors() == {"before": {one}, "own": own}
-            threads[-1].start()
-            threading.Thread(target=ready.wait).start()
-            ready.wait()
-            assert processors()["meanwhile"] == {one}
-        assert processors() == {"before": ALL, "own": own, "meanwhile": ALL}
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
+    own = {min(ALL)}
+    for name in ("apart", "somebody else's"):
+        waiting.start(name)
+    waiting.give("apart", own)
+    with OneProcessor(lambda: [thread for name, thread in waiting.threads.items() if name != "somebody else's"]) as processor:
+        clock.round(processor, 0.5)
+        clock.round(processor, 0.5)
+        one = os.sched_getaffinity(0)
+        assert len(one) == 1
+        waiting.start("meanwhile")
+        assert waiting.processors == {"device": one, "apart": own, "somebody else's": ALL, "meanwhile": one}
+    apart = ALL if own == one else own  # which of the two has put it there is not known
+    assert waiting.processors == {"device": ALL, "apart": apart, "somebody else's": ALL, "meanwhile": ALL}
 
 
-def test_of_runs_beside_one_another_the_first_decides(clock: Clock) -> None:
+def test_of_runs_beside_one_another_the_first_decides(clock: Clock, one_processor: partial[OneProcessor]) -> None:
     with ExitStack() as first:
-        one = first.enter_context(OneProcessor(threads=True))
-        with OneProcessor(threads=True) as other:
-            assert clock.round(other, 0.4) == len(ALL)
-            assert clock.round(one, 0.4) == 1
+        one = first.enter_context(one_processor())
+        with one_processor() as other:
+            assert [clock.round(other, 0.5) for _ in range(3)] == 3 * [False]
+            assert [clock.round(one, 0.5) for _ in range(3)] == [False, True, True]
         assert len(os.sched_getaffinity(0)) == 1, "the end of the other changes nothing"
-    with OneProcessor(threads=True) as next_one:
-        assert clock.round(next_one, 0.4) == 1
+    with one_processor() as next_one:
+        assert [clock.round(next_one, 0.5) for _ in range(2)] == [False, True]
 
 
-def test_an_error_lets_them_go(clock: Clock) -> None:
+def test_an_error_lets_them_go(clock: Clock, waiting: Waiting, one_processor: partial[OneProcessor]) -> None:
     def rounds() -> None:
-        with OneProcessor(threads=True) as processor:
-            clock.round(processor, 0.4)
+        with one_processor() as processor:
+            assert [clock.round(processor, 0.5) for _ in range(2)] == [False, True]
             raise OSError("no room")
 
     with pytest.raises(OSError, match="no room"):
         rounds()
-    assert os.sched_getaffinity(0) == ALL
+    assert waiting.processors == {"device": ALL}
 
 
-def test_one_processor_other_systems_and_other_runners_are_left_alone(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_processor_other_systems_and_other_runners_are_left_alone(
+    clock: Clock, one_processor: partial[OneProcessor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     moved: list[object] = []
     monkeypatch.setattr("flows.processor.os.sched_setaffinity", lambda *args: moved.append(args))
+
+    def three_rounds(processors: OneProcessor) -> None:
+        with processors as processor:
+            for _ in range(3):
+                clock.round(processor, 0.5)
+
     with monkeypatch.context() as single:
         single.setattr("flows.processor.os.sched_getaffinity", lambda _: {0})
-        with OneProcessor(threads=True) as processor:
-            clock.round(processor, 0.4)
-    with OneProcessor(threads=False) as processor:
-        clock.round(processor, 0.4)
+        three_rounds(one_processor())
+    three_rounds(OneProcessor(list))
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr("flows.processor.sys.platform", "darwin")
-        with OneProcessor(threads=True) as processor:
-            clock.round(processor, 0.4)
+        three_rounds(one_processor())
     assert moved == []

@@ -93,6 +93,12 @@ def test_a_batch_holds_what_mlflow_takes(tracker: Tracker, sent: list[list[int]]
     assert sent == [[1, 2, 3], [4, 5, 6], [7, 8]]
 
 
+def test_a_round_with_more_than_a_batch_holds_is_sent(tracker: Tracker, run_id: str) -> None:
+    tracker.start(run_id, params={}, tags={})
+    tracker.log_rounds([{"round_num": 1} | {f"m{i}": 0.5 for i in range(1100)}])
+    assert len(MlflowClient(tracker.uri).get_run(tracker.mlflow_run_id).data.metrics) == 1101
+
+
 def broken_off(tracker: Tracker, *counts: int) -> None:
     """So many rounds are told, and then somebody interrupts them."""
 
@@ -106,9 +112,39 @@ def broken_off(tracker: Tracker, *counts: int) -> None:
         rounds()
 
 
-def test_what_was_held_back_is_sent_where_rounds_break_off(tracker: Tracker, sent: list[list[int]]) -> None:
+def test_what_was_held_back_is_sent_at_the_end_and_where_rounds_break_off(tracker: Tracker, sent: list[list[int]]) -> None:
     broken_off(tracker, 1, 3)
     assert sent == [[1], [2, 3]]
+    with tracker.through_rounds():
+        tracker.log_rounds(RECORDS)
+    assert sent == [[1], [2, 3], [4, 5]]
+
+
+def test_a_batch_that_was_interrupted_after_it_arrived_is_not_sent_again(
+    tracker: Tracker, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker.start(run_id, params={}, tags={})
+    original = MlflowClient.log_batch
+
+    def interrupted(self: MlflowClient, *args: object, **kwargs: object) -> None:
+        original(self, *args, **kwargs)  # pyright: ignore[reportArgumentType]
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MlflowClient, "log_batch", interrupted)
+    broken_off(tracker, 3)
+    assert tracker.finish("FAILED", metrics={}, artifacts=None)
+    assert [step for step, _ in history(tracker, "change")] == [1, 2, 3]
+
+
+def test_rounds_of_a_batch_keep_their_times(tracker: Tracker, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker.start(run_id, params={}, tags={})
+    for count in (1, 2, 3):
+        monkeypatch.setattr("tasks.tracking.runs.time.time", lambda at=count: 1000.0 + at)
+        tracker.log_rounds(RECORDS[:count])
+    assert tracker.finish("FINISHED", metrics={}, artifacts=None)
+    told = MlflowClient(tracker.uri).get_metric_history(tracker.mlflow_run_id, "change")
+    assert [(each.step, each.timestamp) for each in told] == [(1, 1_001_000), (2, 1_002_000), (3, 1_003_000)]
 
 
 def test_rounds_that_break_off_do_not_wait_for_a_store_that_is_away(tracker: Tracker, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
