@@ -87,8 +87,9 @@ def _kept(function: Callable[[NaturalParams], T]) -> Callable[[NaturalParams], T
 
     @lru_cache(maxsize=KEPT)
     def of_one(shift: bytes, precision: bytes) -> T:
-        found: Any = function(NaturalParams(np.frombuffer(shift), np.frombuffer(precision)))
-        for array in found if isinstance(found, tuple) else (found,):
+        found = function(NaturalParams(np.frombuffer(shift), np.frombuffer(precision)))
+        arrays: tuple[Any, ...] = found if isinstance(found, tuple) else (found,)
+        for array in arrays:
             np.asarray(array).flags.writeable = False
         return found
 
