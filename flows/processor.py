@@ -16,8 +16,6 @@ from contextlib import suppress
 from threading import Lock, Thread, get_native_id
 from typing import Self
 
-import polars as pl
-
 BUSY = 1.1
 """Processors at work in a free round from which on threads do something beside one another."""
 
@@ -45,7 +43,6 @@ class OneProcessor:
         self._all = os.sched_getaffinity(0) if sys.platform == "linux" and any(self._threads()) else set[int]()
         self._in_charge = len(self._all) > 1 and _IN_CHARGE.acquire(blocking=False)
         self._now, self._rounds, self._least, self._slow, self._free = self._all, 0, COLD, 0, 0.0
-        pl.thread_pool_size()  # it begins with as many threads as there are processors when it is first used
         self._begin()
         return self
 

@@ -145,6 +145,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
         values = certificate.sample(points) if server.ended else certificate.points[:0]
         return Current(server.approximation.q, float(server.which), server.units, values, float(taken))
 
+    @np.errstate(all="ignore")  # what is not finite is found on the server
     def local_steps(
         self, downs: Sequence[Any], devices: Sequence[Device], datas: Sequence[DeviceData], rngs: Sequence[Generator]
     ) -> tuple[Sequence[Device], Sequence[Any], Sequence[DeviceInfo]]:
@@ -285,7 +286,8 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
             )
         if server.failed:
             other = "start=warm" if self.start == "zero" else "start=zero"
-            advice = f"scale features and target, or try hyperprior=scaled, a smaller damping or {other}"
+            scaled = "" if self.hyperprior == "scaled" else "hyperprior=scaled, "
+            advice = f"scale features and target, or try {scaled}a smaller damping or {other}"
             return Outcome("diverged", f"a device's update was not finite, or left no distribution of phi: {advice}", ok=False)
         if not server.ended:
             return Continue(self.phases[server.phase])
@@ -302,6 +304,7 @@ class ExpectationPropagation(BatchedAlgorithm[Server, Device, Any, Any]):
     def finalize(self, down: Any, device: Device, data: DeviceData) -> DeviceResult:
         return self.finalize_devices([down], [device], [data])[0]
 
+    @np.errstate(all="ignore")  # what is not finite has no weight
     def finalize_devices(self, downs: Sequence[Any], devices: Sequence[Device], datas: Sequence[DeviceData]) -> Sequence[DeviceResult]:
         down, device = stacked(downs), stacked(devices)
         if not isinstance(down, Current | Seeking):  # the run failed before it had a start

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -88,9 +88,7 @@ def _kept(function: Callable[[NaturalParams], T]) -> Callable[[NaturalParams], T
     @lru_cache(maxsize=KEPT)
     def of_one(shift: bytes, precision: bytes) -> T:
         found = function(NaturalParams(np.frombuffer(shift), np.frombuffer(precision)))
-        arrays: tuple[Any, ...] = found if isinstance(found, tuple) else (found,)
-        for array in arrays:
-            np.asarray(array).flags.writeable = False
+        _forbid_writing(found)
         return found
 
     @wraps(function)
@@ -100,6 +98,12 @@ def _kept(function: Callable[[NaturalParams], T]) -> Callable[[NaturalParams], T
         return of_one(*(np.asarray(part, np.float64).tobytes() for part in params))
 
     return of_any
+
+
+def _forbid_writing(found: object) -> None:
+    arrays = cast("tuple[object, ...]", found) if isinstance(found, tuple) else (found,)
+    for array in arrays:
+        np.asarray(array).flags.writeable = False
 
 
 @_kept

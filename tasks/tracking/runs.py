@@ -197,11 +197,11 @@ class Tracker:
     @contextmanager
     def through_rounds(self) -> Generator[None]:
         """Send at the end, and where rounds break off, what the last second has held back, for the run may not go on; unless the store is
-        away."""
+        away, or was being told, for then it may be locked."""
         try:
             yield
         finally:
-            if not self._away:
+            if not (self._away or self._unsure):
                 self._attempt(self._send_rounds)
 
     def nest(self, runs: Sequence[Nested]) -> bool:

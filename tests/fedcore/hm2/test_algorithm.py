@@ -185,6 +185,14 @@ ODD: dict[str, Callable[[], dict[str, DeviceData]]] = {
 }
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("hyperprior", "asked"), [("paper", True), ("scaled", False)])
+def test_columns_too_small_to_square_are_told_with_what_is_left_to_try(hyperprior: Any, asked: bool) -> None:
+    devices = {name: DeviceData.of(1e-160 * data.train.X, data.train.y) for name, data in small_fleet().items()}
+    outcome = fit(Hm2(hyperprior=hyperprior), devices, rounds=3).outcome
+    assert (outcome.name, "hyperprior=scaled" in outcome.message) == ("diverged", asked)
+
+
 @pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
 @pytest.mark.parametrize("case", ODD)
 def test_odd_fleets_end_in_an_outcome(case: str, options: dict[str, Any]) -> None:
