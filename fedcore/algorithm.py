@@ -103,6 +103,8 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
         Whether `aggregate` always applies updates whole.
     FINITE
         Whether an update with a number that is not finite is never taken.
+    STEADY
+        Whether rounds leave devices' states as they are, so that a device has nothing to remember of them.
 
     Raises
     ------
@@ -114,6 +116,7 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
     SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {}
     WHOLE: ClassVar[bool] = True
     FINITE: ClassVar[bool] = True
+    STEADY: ClassVar[bool] = False
 
     def init_server(self, spec: FleetSpec) -> Server:
         """The server's state before the first round."""

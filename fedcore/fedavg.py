@@ -159,6 +159,7 @@ class GlobalModel(LocalSteps):
 class FedAvg(GlobalModel, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
     """One global model for all devices, the average of their local steps."""
 
+    STEADY: ClassVar[bool] = True
     SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {"weights": ("rows", "equal"), "eta": ("safe", 0.1, 0.03, 0.01, 0.003)}
 
     def init_devices(self, spec: FleetSpec, datas: Sequence[DeviceData]) -> Sequence[LocalProblem]:

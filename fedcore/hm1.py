@@ -149,6 +149,7 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         answered.
     """
 
+    STEADY: ClassVar[bool] = True
     SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {
         "prior_weight": (1.0, 3.0, 10.0, 30.0),
         "alpha": (0.1, 0.3),

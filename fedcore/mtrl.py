@@ -84,6 +84,7 @@ class Mtrl(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         answered.
     """
 
+    STEADY: ClassVar[bool] = True
     SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {"eta": ("safe", 0.1), "strength": (1.0, 3.0, 0.3, 10.0, 0.1)}
 
     strength: float = 1.0

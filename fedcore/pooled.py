@@ -107,6 +107,7 @@ class Pooled(BatchedAlgorithm[Server, Device, Down, Up]):
         alpha, at least 0, in the squared units of the features: weighs |theta|^2 beside the sum of squared errors.
     """
 
+    STEADY: ClassVar[bool] = True
     SEARCH: ClassVar[Mapping[str, Sequence[Any]]] = {"penalty": (0.0, 0.1, 1.0, 10.0, 100.0)}
 
     penalty: float = 0.0

@@ -46,13 +46,15 @@ class Memory(NamedTuple):
 
 def settle(algorithm: AnyAlgorithm, memory: Memory, receipt: Receipt | None) -> Memory:
     """The memory once the device has read a receipt: the pending result is accepted, by the fraction that was applied,
-    or dropped.
+    or dropped. Where rounds leave states as they are it stays what it is, whatever the receipt.
 
     Raises
     ------
     DeviceFailure
         Where the receipt is for an update that this device does not remember: its state was lost or is another run's.
     """
+    if algorithm.STEADY:
+        return memory
     taken = receipt.round_num if receipt else 0
     if receipt and taken == memory.pending_round:
         moved = memory.accepted if memory.pending is None else algorithm.accept(memory.accepted, memory.pending, receipt.fraction)

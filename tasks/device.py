@@ -102,8 +102,8 @@ class Settled:
         return self._data
 
     def keeping(self, memory: Memory) -> Kept:
-        """What the device keeps after its step."""
-        return Kept(self.kept.device, self.kept.fingerprint, self.kept.stamp, memory)
+        """What the device keeps after its step; what it has, where that is the same."""
+        return self.kept if memory is self.kept.memory else self.kept._replace(memory=memory)
 
 
 class WhereAsked(Sequence[DeviceData]):
@@ -262,6 +262,8 @@ def device_update(attempt: Attempt[Station]) -> Mapping[str, Reply]:
 
     def pending(device_id: str) -> Kept:
         device = ready[device_id]
+        if station.algorithm.STEADY:
+            return device.keeping(device.memory)
         return device.keeping(device.memory.awaiting(stepped[device_id][0], device.broadcast.round_num))
 
     stepped = attempt.whole(lambda: attempt.files.keep([pending(device_id) for device_id in stepped]), stepped)

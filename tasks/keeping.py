@@ -93,7 +93,7 @@ class Keeping:
             return None
 
     def keep(self, kept: Iterable[Kept]) -> None:
-        """Replace the states of some of the owner's devices.
+        """Replace the states of some of the owner's devices, where they are others than those that were recalled.
 
         Raises
         ------
@@ -106,6 +106,8 @@ class Keeping:
         run_id, found, turn = self._ground.run_id, dict[str, Kept](), None
         with suppress(FileNotFoundError, Misuse):  # before the first, or damaged: those in it are told so when they are asked for
             found, turn = self._stored(run_id, self._owner)
+        if all(found.get(device_id) is each for device_id, each in new.items()):
+            return
         content, file = self._with_others(found, new), self._file(run_id, self._owner, STATE)
         raw = dump_all(list(content.values()))
         self._states[run_id, self._owner] = content, _in_its_folder(file, lambda: write_slots(file, raw, turn))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -88,6 +88,12 @@ class Ragged(NamedTuple):
     """A state with a number for each of the device's rows."""
 
     value: np.ndarray
+
+
+class Steady(Damped):
+    """Whose rounds leave devices' states as they are."""
+
+    STEADY: ClassVar[bool] = True
 
 
 class OfItsRows(BatchedAlgorithm[Empty, Ragged, Empty, Empty]):
@@ -176,6 +182,12 @@ def test_settle() -> None:
     assert unmoved.pending is None
     assert settle(algorithm, unmoved, Receipt(1, 0.5)) == Memory(first.accepted, 1, None, 0)
     assert settle(algorithm, first, None).accepted == Total(0.0)
+
+
+@pytest.mark.parametrize("receipt", [None, Receipt(2, 1.0), Receipt(9, 0.5)])
+def test_a_state_that_rounds_leave_as_it_is_has_no_receipts_to_keep(receipt: Receipt | None) -> None:
+    memory = Memory.initial(Total(1.0))
+    assert settle(Steady(), memory, receipt) is memory
 
 
 @pytest.mark.parametrize("receipt", [None, Receipt(2, 1.0), Receipt(9, 1.0)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from prefect.client.schemas.objects import TaskRun
 import fedcore.data.store as store
 from fedcore import Eb, Hm1, Misuse
 from fedcore.data import Dataset
+from fedcore.data.slots import write_slots
 from fedcore.errors import DataError, DeviceRefusal, PlaceAway
 from fedcore.testing import equal
 from flows.cli.app import main
@@ -66,6 +68,45 @@ def test_equal_to_a_task_a_device_to_the_bit(variant: str, server: Orchestrator,
     assert found(home, "of-1")[0] == found(home, "of-2")[0]
     np.testing.assert_array_equal(found(home, "of-1")[1], found(home, "of-2")[1])
     assert one["task_runs"] > shared["task_runs"]
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+@pytest.mark.parametrize("algorithm", ["hm1", "ditto"])
+def test_a_state_that_rounds_leave_as_it_is_is_not_written_again(
+    algorithm: str, shared: int, server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, files = fleet(), Counter[str]()
+
+    def counted(path: Path, *content: Any) -> Any:
+        written = write_slots(path, *content)
+        files[str(path.relative_to(dataset.path))] += 1
+        return written
+
+    monkeypatch.setattr("tasks.keeping.write_slots", counted)
+    run(home, read_config({"dataset": "small", "algorithm": algorithm, "rounds": 6, "devices_per_task": shared}), "run")
+    assert len(files) == (5 if shared == 1 else 3)
+    # At enrolment, and on devices of their own once more in the first round, since their folder is another one with the first file in it.
+    expected = {8} if algorithm == "ditto" else {2} if shared == 1 else {1}
+    assert set(files.values()) == expected
+
+
+@pytest.mark.parametrize("algorithm", ["hm1", "fedavg", "mtrl"])
+def test_an_older_copy_of_a_state_that_rounds_leave_as_it_is_does_as_well(
+    algorithm: str, server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, config = fleet(), read_config({"dataset": "small", "algorithm": algorithm, "rounds": 4})
+    run(home, config, "straight")
+    save, saved = RunFolder.save, dict[Path, bytes]()
+
+    def restored(folder: RunFolder, checkpoint: Any) -> None:
+        save(folder, checkpoint)
+        for state in dataset.path.glob("device=*/.fedlin/run.state"):
+            state.write_bytes(saved.setdefault(state, state.read_bytes()))
+
+    monkeypatch.setattr(RunFolder, "save", restored)
+    run(home, config, "run")
+    assert len(saved) == 5
+    np.testing.assert_array_equal(found(home, "run")[1], found(home, "straight")[1])
 
 
 def test_tasks_and_files_are_those_of_cohorts(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
