@@ -51,7 +51,8 @@ def settle(algorithm: AnyAlgorithm, memory: Memory, receipt: Receipt | None) -> 
     Raises
     ------
     DeviceFailure
-        Where the receipt is for an update that this device does not remember: its state was lost or is another run's.
+        Where the receipt is for an update that this device does not remember: its state was lost or is another run's. Never where rounds
+        leave states as they are.
     """
     if algorithm.STEADY:
         return memory
