@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar
+from uuid import uuid4
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -65,7 +66,8 @@ def adapt(config: AdaptConfig, run_id: str | None = None) -> State[None]:
     station, down = newcomer_station(run.folder.run_id, config, run.workspace, parent)
     history = parent.checkpoint.history
     report = _of_one(station, config.device, down, sum(entry["phase"] == "main" for entry in history))
-    run.create(config.model_dump(mode="json"), {**parent.manifest, "devices": [], "gaps": {}, "adapted": config.device})
+    own = {"run_uuid": station.run_uuid, "devices": [], "gaps": {}, "adapted": config.device}
+    run.create(config.model_dump(mode="json"), parent.manifest | own)
     with run.held():
         run.start_tracking({**config.model_dump(exclude_none=True), "algorithm": parent.config.algorithm})
         write_results(
@@ -97,7 +99,7 @@ def newcomer_station(run_id: str, config: AdaptConfig, workspace: Workspace, par
     dataset = parent.prepared(open_data(config, workspace))
     spec = FleetSpec(tuple(sorted((*parent.device_ids, config.device))), len(dataset.design_names))
     down = algorithm.newcomer(parent.checkpoint.state.server)
-    return Station(run_id, dataset, algorithm, spec, parent.config.seed), down
+    return Station(run_id, uuid4().hex, dataset, algorithm, spec, parent.config.seed), down
 
 
 def _of_one(station: Station, device_id: str, down: Any, rounds: int) -> DeviceReport:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
+from uuid import uuid4
 
 from prefect import Task, unmapped
 from prefect.futures import PrefectFuture
@@ -79,9 +80,10 @@ class Fleet:
         algorithm: AnyAlgorithm,
         device_ids: Sequence[str] | None = None,
         parent: Parent | None = None,
+        run_uuid: str | None = None,
     ) -> None:
         """`device_ids`, sorted, are the devices that the run began with; by default all that the data set has. `parent` is the run that
-        it goes on from.
+        it goes on from. `run_uuid` is that of a run that has begun; by default a new one is drawn.
 
         Raises
         ------
@@ -97,6 +99,7 @@ class Fleet:
         self.schedule = _schedule(config, len(self.device_ids), dataset.contract)
         self.exchanged = Exchanged(0, 0)
         self._run_id = run_id
+        self._run_uuid = uuid4().hex if run_uuid is None else run_uuid
         self._seed = config.seed
         self._deadline = config.deadline
         self._parent = parent
@@ -111,7 +114,7 @@ class Fleet:
     @property
     def station(self) -> Station:
         """What the device tasks that train share."""
-        return Station(self._run_id, self.dataset, self.algorithm, self.spec, self._seed, self._deadline)
+        return Station(self._run_id, self._run_uuid, self.dataset, self.algorithm, self.spec, self._seed, self._deadline)
 
     @property
     def initial_state(self) -> RunState:
@@ -139,7 +142,7 @@ class Fleet:
             return
         if not contract.needs_fit:
             return
-        ground = Ground(self._run_id, self.dataset, len(self.device_ids))
+        ground = Ground(self._run_id, self._run_uuid, self.dataset, len(self.device_ids))
         summaries = self._from_all(device_summarise, ground)
         self.task_runs += 1
         fitted = fit_preprocessing(contract, summaries)
@@ -175,6 +178,7 @@ class Fleet:
     def manifest(self, cards: Sequence[DeviceCard]) -> dict[str, Any]:
         """What the run was trained on: names, counts and fingerprints, no rows."""
         return {
+            "run_uuid": self._run_uuid,
             "dataset": self.dataset.name,
             "target": self.dataset.contract.target,
             "design": list(self.dataset.design_names),

@@ -97,9 +97,10 @@ class Parent:
 
     def earlier(self, device_ids: Sequence[str]) -> list[Earlier | None]:
         """Where each device keeps its state of this run, and what its server last took of it; None of those that were not in it."""
-        shared = self.manifest.get("devices_per_task", 1)  # of runs before there were cohorts nothing says so
+        # Older runs have no uuid, and those before there were cohorts no size of them.
+        run_id, uuid, shared = self.folder.run_id, self.manifest.get("run_uuid", ""), self.manifest.get("devices_per_task", 1)
         return [
-            None if k is None else Earlier(self.folder.run_id, owner_of(device_id, k, shared), self.checkpoint.state.receipt(k))
+            None if k is None else Earlier(run_id, uuid, owner_of(device_id, k, shared), self.checkpoint.state.receipt(k))
             for device_id, k in zip(device_ids, self._places(device_ids), strict=True)
         ]
 

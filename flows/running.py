@@ -224,7 +224,7 @@ def reopened(
     config = config.model_copy(update={"devices_per_task": manifest.get("devices_per_task", 1)})
     ids = [card["device"] for card in manifest["devices"]]
     more = {"members": manifest["sites"]} if "sites" in manifest else {}
-    return make(folder.run_id, config, dataset.with_fitted(fitted), algorithm, ids, parent, **more)
+    return make(folder.run_id, config, dataset.with_fitted(fitted), algorithm, ids, parent, manifest.get("run_uuid", ""), **more)
 
 
 def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[Record] = ()) -> Checkpoint:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_not
 from typing import Any, NamedTuple, overload
 
 from fedcore.algorithm import DeviceResult, FleetSpec, Outcome
@@ -16,7 +17,7 @@ from fedcore.data import DeviceCard, DeviceSummary, Stamp
 from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, scored_rows
 from fedcore.data.trajectory import Trajectory
 from fedcore.deadline import check_deadline, deadline, seconds_left
-from fedcore.errors import DeviceRefusal
+from fedcore.errors import DeviceRefusal, Misuse
 from fedcore.messages import Broadcast, DeviceInfo, Reply
 from fedcore.metrics import Score, covered, score, squared_errors
 from fedcore.posterior import AnyPosterior
@@ -184,6 +185,21 @@ def settled(attempt: Attempt[Station], device_id: str, broadcast: Broadcast) -> 
     return Settled(kept, settle(station.algorithm, kept.memory, broadcast.receipt), broadcast, seconds_left(), attempt, data)
 
 
+def continued(attempt: Attempt[Station], device_id: str, earlier: Earlier, initial: Any) -> Any:
+    """The state that a device goes on with from an earlier run, and from the initial one with its rows of now.
+
+    Raises
+    ------
+    Misuse
+        Where the algorithm does not go on.
+    DeviceFailure
+        Where the device has no state of that run, or not what its server last took.
+    """
+    algorithm = attempt.ground.algorithm
+    before = settle(algorithm, attempt.files.recall(device_id, earlier).memory, earlier.receipt)
+    return algorithm.continued_device(before.accepted, initial)
+
+
 def _check_folder(station: Station, device_id: str) -> None:
     if station.state_folder(device_id).is_symlink():
         raise DeviceRefusal("its .fedlin is a link, and its state may not leave its own folder: replace the link by a folder")
@@ -218,10 +234,8 @@ def device_enrol(attempt: Attempt[Station]) -> Mapping[str, DeviceCard]:
     def first(device_id: str, device: Any) -> Kept:
         earlier: Earlier | None = attempt.told[device_id][0]
         if earlier:
-            algorithm = attempt.ground.algorithm
-            before = settle(algorithm, attempt.files.recall(device_id, earlier.run_id, earlier.owner).memory, earlier.receipt)
-            device = algorithm.continued_device(before.accepted, device)
-        return Kept(device_id, opened[device_id].card.sha256, opened[device_id].stamp, Memory.initial(device))
+            device = continued(attempt, device_id, earlier, device)
+        return Kept(device_id, opened[device_id].card.sha256, opened[device_id].stamp, Memory.initial(device), attempt.ground.run_uuid)
 
     kept = attempt.each(first, devices)
     kept = attempt.whole(lambda: attempt.files.keep(kept.values()), kept)
@@ -272,13 +286,16 @@ def device_update(attempt: Attempt[Station]) -> Mapping[str, Reply]:
 
 def _steps(station: Station, ids: Sequence[str], devices: Sequence[Settled]) -> list[tuple[Any, Any, DeviceInfo]]:
     left = [device.left for device in devices if device.left is not None]
+    accepted = [device.memory.accepted for device in devices]
     with deadline(sum(left) if left else None):  # where they are late together, each is asked alone
         states, ups, infos = station.algorithm.local_steps(
             [device.broadcast.down for device in devices],
-            [device.memory.accepted for device in devices],
+            accepted,
             WhereAsked(devices),
             DeviceRngs(station.seed, devices[0].broadcast.round_num, ids),
         )
+    if station.algorithm.STEADY and any(map(is_not, states, accepted)):
+        raise Misuse("its step made a new state, and its algorithm says that rounds leave states as they are: set STEADY to False there")
     return list(zip(states, ups, infos, strict=True))
 
 

@@ -25,15 +25,18 @@ class Ground:
     Attributes
     ----------
     run_id
-        The run.
+        The run's name.
+    run_uuid
+        What tells the run from others of its name: of another project folder, or before it.
     dataset
         The way to the devices' partitions.
     devices
         How many take part.
     """
 
-    def __init__(self, run_id: str, dataset: Dataset, devices: int) -> None:
+    def __init__(self, run_id: str, run_uuid: str, dataset: Dataset, devices: int) -> None:
         self.run_id = run_id
+        self.run_uuid = run_uuid
         self.dataset = dataset
         self.devices = devices
 
@@ -54,9 +57,16 @@ class Station(Ground):
     """
 
     def __init__(
-        self, run_id: str, dataset: Dataset, algorithm: AnyAlgorithm, spec: FleetSpec, seed: int, deadline: float | None = None
+        self,
+        run_id: str,
+        run_uuid: str,
+        dataset: Dataset,
+        algorithm: AnyAlgorithm,
+        spec: FleetSpec,
+        seed: int,
+        deadline: float | None = None,
     ) -> None:
-        super().__init__(run_id, dataset, len(spec.device_ids))
+        super().__init__(run_id, run_uuid, dataset, len(spec.device_ids))
         self.algorithm = algorithm
         self.spec = spec
         self.seed = seed
@@ -67,5 +77,6 @@ class Earlier(NamedTuple):
     """A run that a device has taken part in, whose files hold its state, and what its server last took of the device."""
 
     run_id: str
+    run_uuid: str
     owner: Owner
     receipt: Receipt | None

@@ -22,7 +22,7 @@ from fedcore.errors import DeviceRefusal, Misuse, PlaceAway
 from fedcore.receipts import Memory
 from fedcore.rows import DeviceData
 from fedcore.trees import dump_all, load_all
-from tasks.ground import Ground, Owner
+from tasks.ground import Earlier, Ground, Owner
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -38,12 +38,13 @@ HALF_WRITTEN = ".tmp"
 
 class Kept(NamedTuple):
     """A device's state: whose it is, the fingerprint of the rows that it was made from, their files' stamp when they last had that
-    (`Dataset.stamp`), and its memory."""
+    (`Dataset.stamp`), its memory, and of which run it is (`Ground.run_uuid`; states that are older than these have none)."""
 
     device: str
     fingerprint: str
     stamp: Stamp | None
     memory: Memory
+    run_uuid: str = ""
 
 
 class Held(NamedTuple):
@@ -63,27 +64,29 @@ class Keeping:
         self._states: dict[tuple[str, Owner], tuple[dict[str, Kept], Turn | None]] = {}
         self._rows: dict[str, Held] | None = None
 
-    def recall(self, device_id: str, run_id: str | None = None, owner: Owner | None = None) -> Kept:
-        """What a device keeps of a run, by default of this one.
+    def recall(self, device_id: str, earlier: Earlier | None = None) -> Kept:
+        """What a device keeps of this run, or of an earlier one.
 
         Raises
         ------
         DeviceRefusal
-            Where that is missing, damaged, or another device's.
+            Where that is missing, damaged, another device's, or another run's of the same name.
         """
-        run_id, owner = run_id or self._ground.run_id, self._owner if owner is None else owner
+        run_id, run_uuid, owner = earlier[:3] if earlier else (self._ground.run_id, self._ground.run_uuid, self._owner)
         try:
             found, _ = self._stored(run_id, owner)
         except PlaceAway:
             raise
         except (Misuse, OSError):
             found = {}
+        refusal = f"its state of run {run_id} is missing or damaged"
         if device_id in found:
-            return found[device_id]
-        if isinstance(owner, str) and found:
+            if found[device_id].run_uuid == run_uuid:
+                return found[device_id]
+            refusal = f"its state is of another run with the name {run_id}"
+        elif isinstance(owner, str) and found:
             raise DeviceRefusal(f"its folder holds the state of device {next(iter(found))}: give the folders their names back")
-        refusal = f"its state of run {run_id} is missing or damaged: restore the device's .fedlin folder, or start a new run"
-        raise DeviceRefusal(refusal)
+        raise DeviceRefusal(f"{refusal}: restore the device's .fedlin folder, or start a new run")
 
     def held(self, device_id: str) -> Held | None:
         """The rows of a device as they were last read, None where they are not kept."""

@@ -12,10 +12,9 @@ from fedcore.data.disclosure import scored_rows
 from fedcore.drift import Drift, residual_drift
 from fedcore.errors import DeviceRefusal, FedlinError
 from fedcore.metrics import Score, score
-from fedcore.receipts import settle
 from fedcore.rows import DeviceData, Floats
 from tasks.cohort import Attempt, device_task
-from tasks.device import examined
+from tasks.device import continued, examined
 from tasks.ground import Earlier, Station
 
 
@@ -40,9 +39,7 @@ def _moved(attempt: Attempt[Station], device_id: str, data: DeviceData, earlier:
     station = attempt.ground
     algorithm = station.algorithm
     try:
-        kept = attempt.files.recall(device_id, earlier.run_id, earlier.owner)
-        before = settle(algorithm, kept.memory, earlier.receipt)
-        device = algorithm.continued_device(before.accepted, algorithm.init_device(station.spec, data))
+        device = continued(attempt, device_id, earlier, algorithm.init_device(station.spec, data))
     except FedlinError:  # its state is lost, or the algorithm does not go on; residuals need neither
         return None
     return algorithm.moved(down, device, data)

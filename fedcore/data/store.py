@@ -164,7 +164,7 @@ class Dataset:
         device_id
             The device.
         before
-            Its stamp some time ago: where that still holds, finding it out takes half as long.
+            Its stamp some time ago: where that still holds it is what is returned, and on this machine's disk found out in half the time.
 
         Raises
         ------
@@ -176,7 +176,8 @@ class Dataset:
         name = f"{PREFIX}{checked_device_id(device_id)}"
         try:
             if not isinstance(self.path, Path):
-                return _stamp("", stamps(self.path / name, _is_part))
+                found = _stamp("", stamps(self.path / name, _is_part))
+                return before if found == before else found
             local = f"{self.path}/{name}"
             if before and before == _stamp(stamp_of(local), [(part, stamp_of(f"{local}/{part}")) for part in before.names.split("/")]):
                 return before

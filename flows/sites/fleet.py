@@ -42,6 +42,7 @@ class SiteFleet(Fleet):
         algorithm: AnyAlgorithm,
         device_ids: Sequence[str] | None = None,
         parent: Parent | None = None,
+        run_uuid: str | None = None,
         members: Members | None = None,
     ) -> None:
         """`members` are those of a run that has begun; by default the sites are asked.
@@ -62,12 +63,13 @@ class SiteFleet(Fleet):
             algorithm=config.algorithm,
             options=asdict(algorithm),  # pyright: ignore[reportArgumentType]
         )
-        self._members = members or self._described(Ground(run_id, dataset, 0))
+        self._members = members or self._described(Ground(run_id, "", dataset, 0))
         known = checked_distinct(device_id for ids in self._members.values() for device_id in ids)
         self._site_of = {device_id: name for name, ids in self._members.items() for device_id in ids}
         if unknown := [device_id for device_id in device_ids or () if device_id not in self._site_of]:
             raise Misuse(f"no site has device {unknown[0]!r} ({len(unknown)} are missing): name devices that sites have")
-        super().__init__(run_id, config.model_copy(update={"devices_per_task": 1}), dataset, algorithm, device_ids or known, parent)
+        config = config.model_copy(update={"devices_per_task": 1})
+        super().__init__(run_id, config, dataset, algorithm, device_ids or known, parent, run_uuid)
         self.task_runs += 0 if members else len(sites)
 
     def manifest(self, cards: Sequence[DeviceCard]) -> dict[str, Any]:
@@ -85,12 +87,12 @@ class SiteFleet(Fleet):
         d = ground.spec.d if isinstance(ground, Station) else 0
         deadline = ground.deadline if isinstance(ground, Station) else None
         title = f"round {errands[0].round_num}" if step == "update" else step
-        request = Request(ground.devices, d, self._seed, deadline, fitted, ())
+        request = Request(ground.run_uuid, ground.devices, d, self._seed, deadline, fitted, ())
         return site_ask.map(unmapped(Far(ground, self._sites, step, title, self._work, request)), errands)
 
     def _described(self, ground: Ground) -> Members:
         """Which devices the sites have; each is asked in the place of a device."""
-        far = Far(ground, self._sites, "describe", "describe", self._work, Request(0, 0, 0, None, "", ()))
+        far = Far(ground, self._sites, "describe", "describe", self._work, Request("", 0, 0, 0, None, "", ()))
         found = [ended(future) for future in site_ask.map(unmapped(far), [Errand(name, {name: ()}) for name in self._sites])]
         if failed := [each for each in found if not isinstance(each, Answered)]:
             why = failed[0] if isinstance(failed[0], DeviceFailure) else type(failed[0]).__name__

@@ -48,7 +48,7 @@ class Far(Ground):
     """
 
     def __init__(self, ground: Ground, sites: Mapping[str, Enrolled], step: Step, title: str, work: Work, request: Request) -> None:
-        super().__init__(ground.run_id, ground.dataset, ground.devices)
+        super().__init__(ground.run_id, ground.run_uuid, ground.dataset, ground.devices)
         self.sites = sites
         self.step: Step = step
         self.title = title

@@ -82,6 +82,8 @@ class Request(NamedTuple):
 
     Attributes
     ----------
+    run_uuid
+        As of `tasks.ground.Ground`.
     devices, d
         How many take part in the whole fleet, and the width of the design, 0 where it is not known yet.
     seed, deadline
@@ -92,6 +94,7 @@ class Request(NamedTuple):
         For each device that is asked.
     """
 
+    run_uuid: str
     devices: int
     d: int
     seed: int

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from fedcore import Eb, Hm1, Misuse
 from fedcore.data import Dataset
 from fedcore.data.slots import write_slots
 from fedcore.errors import DataError, DeviceRefusal, PlaceAway
+from fedcore.receipts import Memory
 from fedcore.testing import equal
+from fedcore.trees import dump, load
 from flows.cli.app import main
 from flows.compare import compare
 from flows.config import TrainConfig, read_config
@@ -31,7 +34,7 @@ from flows.searches import CompareConfig
 from flows.train import train
 from tasks.checkpoint import RunFolder
 from tasks.ground import Ground
-from tasks.keeping import Keeping, erase, runs_of
+from tasks.keeping import Keeping, Kept, erase, runs_of
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "hm1": {"rounds": 4},
@@ -107,6 +110,87 @@ def test_an_older_copy_of_a_state_that_rounds_leave_as_it_is_does_as_well(
     run(home, config, "run")
     assert len(saved) == 5
     np.testing.assert_array_equal(found(home, "run")[1], found(home, "straight")[1])
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+@pytest.mark.parametrize("algorithm", ["hm1", "eb", "pooled"])
+def test_states_of_another_run_of_the_same_name_are_not_used(
+    algorithm: str,
+    shared: int,
+    server: Orchestrator,
+    home: Path,
+    fleet: Callable[..., Dataset],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Of a run in another project folder, or from a backup: with other settings, and in rounds of the same numbers."""
+    dataset = fleet()
+    settings = {"dataset": "small", "algorithm": algorithm, "devices_per_task": shared} | ({} if algorithm == "pooled" else {"rounds": 3})
+    pattern = f"{'device=*/.fedlin' if shared == 1 else '.fedlin/run'}/*.state"
+    save, first, theirs, ours = RunFolder.save, dict[Path, bytes](), dict[Path, bytes](), dict[Path, bytes]()
+
+    def copied(folder: RunFolder, checkpoint: Any) -> None:
+        save(folder, checkpoint)
+        for state in dataset.path.glob(pattern):
+            first.setdefault(state, state.read_bytes())
+
+    def exchanged(folder: RunFolder, checkpoint: Any) -> None:
+        copied(folder, checkpoint)
+        for state, content in theirs.items():
+            state.write_bytes(content)
+
+    monkeypatch.setattr(RunFolder, "save", copied)
+    run(home, read_config(settings | {"target_scaling": "train"}), "run")
+    theirs, first = first, ours
+    shutil.rmtree(home / "runs/run")
+    monkeypatch.setattr(RunFolder, "save", exchanged)
+    assert run(home, read_config(settings), "run")["outcome"] == "quorum_lost"
+    refusal = "its state is of another run with the name run: restore the device's .fedlin folder, or start a new run"
+    assert refusal in capfd.readouterr().err
+    monkeypatch.setattr(RunFolder, "save", save)
+    straight = run(home, read_config(settings), "straight")
+    for state, content in ours.items():
+        state.write_bytes(content)
+    assert run(home, None, "run")["outcome"] == straight["outcome"]
+    np.testing.assert_array_equal(found(home, "run")[1], found(home, "straight")[1])
+
+
+def test_states_of_another_run_of_the_same_name_are_not_gone_on_from(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset]
+) -> None:
+    dataset, settings = fleet(), {"dataset": "small", "algorithm": "eb"}
+    run(home, read_config(settings | {"rounds": 3}), "first")
+    state = dataset.path / "device=c/.fedlin/first.state"
+    before = state.read_bytes()
+    shutil.rmtree(home / "runs/first")
+    run(home, read_config(settings | {"rounds": 3, "seed": 1}), "first")
+    ours = state.read_bytes()
+    state.write_bytes(before)
+    then = read_config(settings | {"rounds": 2, "parent": "first"})
+    refusal = train(then, run_id="then", return_state=True).result(raise_on_failure=False)
+    assert "device c: its state is of another run with the name first" in str(refusal)
+    state.write_bytes(ours)
+    assert run(home, then, "then")["outcome"] == "completed"
+
+
+def test_states_from_before_runs_had_uuids_are_read() -> None:
+    older = namedtuple("Kept", "device fingerprint stamp memory", module="tasks.keeping")  # noqa: PYI024: Kept as it was
+    assert load(dump(older("a", "", None, Memory.initial(())))) == Kept("a", "", None, Memory.initial(()), "")
+
+
+def test_a_step_to_a_new_state_that_would_not_be_kept_is_refused(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fleet()
+    original = Hm1.local_steps
+
+    def moving(self: Hm1, downs: Any, devices: Any, datas: Any, rngs: Any) -> Any:
+        states, ups, infos = original(self, downs, devices, datas, rngs)
+        return [state._replace() for state in states], ups, infos
+
+    monkeypatch.setattr(Hm1, "local_steps", moving)
+    assert run(home, read_config({"dataset": "small", "rounds": 2}), "run")["outcome"] == "quorum_lost"
+    assert "device a: its step made a new state, and its algorithm says that rounds leave states as they are" in capfd.readouterr().err
 
 
 def test_tasks_and_files_are_those_of_cohorts(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
@@ -309,17 +393,17 @@ def test_rows_of_a_run_that_was_killed_go_with_the_next(
 def test_what_cohorts_keep_of_a_device_goes_with_it(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
     dataset = fleet()
     run(home, read_config({"dataset": "small", "rounds": 2, "devices_per_task": 2}), "run")
-    folder = dataset.path / ".fedlin/run"
+    folder, uuid = dataset.path / ".fedlin/run", RunFolder(home / "runs/run").manifest()["run_uuid"]
     (folder / "cohort-00007.rows").write_bytes(b"damaged")
     (folder / ".cohort-00001.rows.tmp").write_bytes(b"of a process that was killed")
-    before = {device: Keeping(Ground("run", dataset, 5), place // 2).recall(device) for place, device in enumerate("abcde")}
+    before = {device: Keeping(Ground("run", uuid, dataset, 5), place // 2).recall(device) for place, device in enumerate("abcde")}
     for device in "ae":  # one of two in its cohort, and one alone in its
         erase(home / "datasets", "small", device)
     assert sorted(file.name for file in folder.iterdir()) == ["cohort-00000.state", "cohort-00001.state"]
     for place, device in enumerate("bcd", 1):
-        assert equal(Keeping(Ground("run", dataset, 5), place // 2).recall(device), before[device])
+        assert equal(Keeping(Ground("run", uuid, dataset, 5), place // 2).recall(device), before[device])
     with pytest.raises(DeviceRefusal, match="its state of run run is missing or damaged"):  # not: of b, whose folder had another's name
-        Keeping(Ground("run", dataset, 5), 0).recall("a")
+        Keeping(Ground("run", uuid, dataset, 5), 0).recall("a")
 
 
 @pytest.mark.parametrize("shared", [1, 2])

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from upath import UPath
 from fedcore import fit
 from fedcore.data import Dataset, create_simulated
 from fedcore.data.places import entries, is_file, read_file
+from fedcore.data.slots import write_slots
 from fedcore.simulate import Fleet
 from fedcore.testing import small_fleet
 from flows.config import TrainConfig, read_config
@@ -59,9 +61,19 @@ def stored_theta(folder: UPath) -> np.ndarray:
         return stored["Theta"]
 
 
-def test_a_run_in_a_store_equals_one_in_memory_to_the_bit(server: Orchestrator, home: Path, places: UPath, dataset: Dataset) -> None:
-    config = read_config({"dataset": "small", "rounds": 3})
+def test_a_run_in_a_store_equals_one_in_memory_to_the_bit(
+    server: Orchestrator, home: Path, places: UPath, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And writes no state again that its rounds have left as it was."""
+    config, written = read_config({"dataset": "small", "rounds": 3}), list[str]()
+
+    def noted(path: UPath, *content: Any) -> Any:
+        written.append(str(path))
+        return write_slots(path, *content)
+
+    monkeypatch.setattr("tasks.keeping.write_slots", noted)
     assert train(config, run_id="run", return_state=True).is_completed()
+    assert len(written) == len(set(written)) == 5
     folder = places / "runs" / "run"
     np.testing.assert_array_equal(stored_theta(folder), expected(dataset, config))
     result = json.loads(read_file(folder / "result.json"))

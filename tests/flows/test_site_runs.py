@@ -203,7 +203,7 @@ def request(near: Near, content: bytes | None = None, work: dict[str, Any] | Non
     asked = {"dataset": "small", "contract": contract.digest, "target": contract.target, "target_scaling": "none"}
     asked |= {"algorithm": "eb", "options": {}} | (work or {})
     nonce = secrets.token_hex(16)
-    message = packed(Request(5, 3, 0, None, "", (Said("a", (None,)),)))
+    message = packed(Request("uuid", 5, 3, 0, None, "", (Said("a", (None,)),)))
     digest = put(site.exchange, f"{nonce}.request", message)
     if content is not None:
         put(site.exchange, f"{nonce}.request", content)
@@ -337,12 +337,12 @@ def test_a_log_that_ends_in_half_a_line_goes_on(near: Callable[..., Near]) -> No
 
 
 def test_a_device_is_told_of_its_own_files_alone() -> None:
-    assert suits("enrol", "a", (Earlier("run", "a", None),))
+    assert suits("enrol", "a", (Earlier("run", "uuid", "a", None),))
     assert suits("update", "a", (Broadcast(1, 2, None, ()),))
     for step, what in (
-        ("enrol", (Earlier("run", "b", None),)),
-        ("enrol", (Earlier("../run", "a", None),)),
-        ("enrol", (Earlier("run", 3, None),)),
+        ("enrol", (Earlier("run", "uuid", "b", None),)),
+        ("enrol", (Earlier("../run", "uuid", "a", None),)),
+        ("enrol", (Earlier("run", "uuid", 3, None),)),
         ("enrol", ()),
         ("update", (1,)),
         ("finalize", (Broadcast(1, 2, None, ()),)),

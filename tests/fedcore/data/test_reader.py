@@ -728,7 +728,7 @@ from tasks.ground import Station
 
 dataset = open_dataset(Path(sys.argv[1]), "many")
 ids = dataset.device_ids
-station = Station("run", dataset, Separate(), FleetSpec(ids, len(dataset.design_names)), 0)
+station = Station("run", "uuid", dataset, Separate(), FleetSpec(ids, len(dataset.design_names)), 0)
 dataset.load(ids[0])
 device_check(station, ids[0])
 asked(device_enrol, station, ids[0], None)
