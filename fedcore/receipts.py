@@ -51,8 +51,8 @@ def settle(algorithm: AnyAlgorithm, memory: Memory, receipt: Receipt | None) -> 
     Raises
     ------
     DeviceFailure
-        Where the receipt is for an update that this device does not remember: its state was lost or is another run's. Never where rounds
-        leave states as they are.
+        Where the receipt is for an update that this device does not remember: its state was lost, or is older or newer than the server's.
+        Never where rounds leave states as they are.
     """
     if algorithm.STEADY:
         return memory

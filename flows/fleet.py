@@ -69,6 +69,9 @@ class Fleet:
         How many tasks this backend has started.
     """
 
+    HERE: ClassVar[bool] = True
+    """Whether device tasks work where they run, and do not wait for others to."""
+
     REMEDY: ClassVar[str] = "mend such a device, or take it out with fedlin data remove"
     """For whoever owns the data: no run leaves a device out by itself."""
 

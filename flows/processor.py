@@ -40,21 +40,28 @@ class OneProcessor:
         self._threads = threads
 
     def __enter__(self) -> Self:
-        self._all = os.sched_getaffinity(0) if sys.platform == "linux" and any(self._threads()) else set[int]()
-        self._in_charge = len(self._all) > 1 and _IN_CHARGE.acquire(blocking=False)
+        self._all = os.sched_getaffinity(0) if sys.platform == "linux" else set[int]()
+        self._in_charge = False
         self._now, self._rounds, self._least, self._slow, self._free = self._all, 0, COLD, 0, 0.0
         self._begin()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._in_charge:
-            self._move(self._all)
-            _IN_CHARGE.release()
+            try:
+                self._move(self._all)
+            finally:
+                _IN_CHARGE.release()
 
     def next_round(self) -> None:
         """A round has ended, and the next one begins."""
-        if not self._in_charge:
-            return
+        if len(self._all) > 1 and any(self._threads()):
+            self._in_charge = self._in_charge or _IN_CHARGE.acquire(blocking=False)
+        if self._in_charge:
+            self._weigh()
+        self._begin()
+
+    def _weigh(self) -> None:
         seconds, at_work = time.perf_counter() - self._begun, time.process_time() - self._worked
         self._rounds += 1
         if self._now != self._all:
@@ -65,7 +72,6 @@ class OneProcessor:
             self._free = seconds
             if at_work < BUSY * seconds:
                 self._change({random.choice(sorted(self._all))}, least=0)
-        self._begin()
 
     def _change(self, processors: set[int], *, least: int) -> None:
         self._move(processors)

@@ -254,7 +254,7 @@ def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[
         run.tracker.through_rounds(),
         run_progress(schedule.rounds, checkpoint.state.main_rounds) as progress,
         run_artifacts(schedule.rounds, checkpoint.history, asking) as artifacts,
-        OneProcessor(device_threads) as processor,
+        OneProcessor(device_threads if fleet.HERE else set) as processor,
     ):
         started = time.perf_counter()
         for report in rounds(fleet.algorithm, fleet.spec, fleet, schedule, checkpoint.state):

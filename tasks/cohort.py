@@ -178,7 +178,7 @@ def _keep_traceback(ground: Ground, device_id: str) -> str:
     name = f"{ground.run_id}.error.txt"
     try:
         folder = ground.state_folder(device_id)
-        make_folder(folder)
+        make_folder(folder, within=folder.parent)  # but not that of a device that has been removed
         write_durably(folder / name, traceback.format_exc().encode(errors="replace"))
     except Exception:  # of writing, which must not leave in place of what may be told
         return "its folder cannot be written, so the details are lost"

@@ -235,7 +235,7 @@ def device_enrol(attempt: Attempt[Station]) -> Mapping[str, DeviceCard]:
         earlier: Earlier | None = attempt.told[device_id][0]
         if earlier:
             device = continued(attempt, device_id, earlier, device)
-        return Kept(device_id, opened[device_id].card.sha256, opened[device_id].stamp, Memory.initial(device), attempt.ground.run_uuid)
+        return Kept(device_id, opened[device_id].card.sha256, opened[device_id].stamp, Memory.initial(device))
 
     kept = attempt.each(first, devices)
     kept = attempt.whole(lambda: attempt.files.keep(kept.values()), kept)
@@ -257,7 +257,7 @@ def _initial(attempt: Attempt[Station], opened: Mapping[str, Opened]) -> dict[st
 
 @device_task("device-update", "round {errand.round_num} {errand.name}", "local step")
 def device_update(attempt: Attempt[Station]) -> Mapping[str, Reply]:
-    """One round on devices: settle the receipt, take the local step, keep the result as pending, and answer.
+    """One round on devices: settle the receipt, take the local step, keep a new state as pending, and answer.
 
     A device that is late keeps nothing of the round, so it comes back where its last receipt leaves it.
     """

@@ -19,6 +19,11 @@ def owner_of(device_id: str, place: int, devices_per_task: int) -> Owner:
     return device_id if devices_per_task == 1 else place // devices_per_task
 
 
+def kept_as(run_id: str, run_uuid: str) -> str:
+    """What files of a run are called on devices: people name runs, and two may have one name."""
+    return f"{run_id}.{run_uuid}" if run_uuid else run_id
+
+
 class Ground:
     """Where all device tasks of a run work.
 
@@ -27,7 +32,8 @@ class Ground:
     run_id
         The run's name.
     run_uuid
-        What tells the run from others of its name: of another project folder, or before it.
+        What tells the run from others of its name, of another project folder or before it: 32 hex digits; empty for runs from before they
+        had one.
     dataset
         The way to the devices' partitions.
     devices
@@ -39,6 +45,11 @@ class Ground:
         self.run_uuid = run_uuid
         self.dataset = dataset
         self.devices = devices
+
+    @property
+    def kept_as(self) -> str:
+        """What files of the run are called on devices."""
+        return kept_as(self.run_id, self.run_uuid)
 
     def state_folder(self, device_id: str) -> Place:
         """Where a device keeps its own things, below its partition's folder."""

@@ -1,8 +1,8 @@
 """What devices keep between tasks, in files: their state, and their rows as they were read.
 
 A device on its own keeps both in `.fedlin` below its own folder. Devices of a cohort, which one task opens together, keep them in one file
-each below the data set's folder, `.fedlin/<run_id>/cohort-00012.state` and `.rows`: thousands of small files would cost more than
-the steps.
+each below the data set's folder, `.fedlin/<run>/cohort-00012.state` and `.rows`: thousands of small files would cost more than the
+steps. Their names have the run's uuid, so that runs of one name are out of each other's way.
 A file has its old content or its new one, and a receipt says which of two states counts, so one that is written twice, or not at all, does
 no harm.
 """
@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from fedcore.data import Stamp
-from fedcore.data.names import checked_device_id
 from fedcore.data.places import Place, discard, entries, is_folder, make_folder, read_file, stored, sync_folder, write_durably
 from fedcore.data.slots import Turn, read_slots, write_slots
 from fedcore.data.store import open_for_change
@@ -22,7 +21,7 @@ from fedcore.errors import DeviceRefusal, Misuse, PlaceAway
 from fedcore.receipts import Memory
 from fedcore.rows import DeviceData
 from fedcore.trees import dump_all, load_all
-from tasks.ground import Earlier, Ground, Owner
+from tasks.ground import Earlier, Ground, Owner, kept_as
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -38,13 +37,12 @@ HALF_WRITTEN = ".tmp"
 
 class Kept(NamedTuple):
     """A device's state: whose it is, the fingerprint of the rows that it was made from, their files' stamp when they last had that
-    (`Dataset.stamp`), its memory, and of which run it is (`Ground.run_uuid`; states that are older than these have none)."""
+    (`Dataset.stamp`), and its memory."""
 
     device: str
     fingerprint: str
     stamp: Stamp | None
     memory: Memory
-    run_uuid: str = ""
 
 
 class Held(NamedTuple):
@@ -70,23 +68,22 @@ class Keeping:
         Raises
         ------
         DeviceRefusal
-            Where that is missing, damaged, another device's, or another run's of the same name.
+            Where that is missing, damaged, or another device's.
         """
-        run_id, run_uuid, owner = earlier[:3] if earlier else (self._ground.run_id, self._ground.run_uuid, self._owner)
+        run, owner = earlier or self._ground, earlier.owner if earlier else self._owner
         try:
-            found, _ = self._stored(run_id, owner)
+            found, _ = self._stored(kept_as(run.run_id, run.run_uuid), owner)
         except PlaceAway:
             raise
         except (Misuse, OSError):
             found = {}
-        refusal = f"its state of run {run_id} is missing or damaged"
         if device_id in found:
-            if found[device_id].run_uuid == run_uuid:
-                return found[device_id]
-            refusal = f"its state is of another run with the name {run_id}"
-        elif isinstance(owner, str) and found:
+            return found[device_id]
+        if isinstance(owner, str) and found:
             raise DeviceRefusal(f"its folder holds the state of device {next(iter(found))}: give the folders their names back")
-        raise DeviceRefusal(f"{refusal}: restore the device's .fedlin folder, or start a new run")
+        whose = "device" if isinstance(owner, str) else "data set"
+        instead = "start a run that does not go on from it" if earlier else "start a new run"
+        raise DeviceRefusal(f"its state of run {run.run_id} is missing or damaged: restore the {whose}'s .fedlin folder, or {instead}")
 
     def held(self, device_id: str) -> Held | None:
         """The rows of a device as they were last read, None where they are not kept."""
@@ -100,24 +97,29 @@ class Keeping:
 
         Raises
         ------
+        DeviceRefusal
+            Where their folder is gone.
         OSError
             As the operating system says; all are then as they were.
         """
         new = {each.device: each for each in kept}
         if not new:
             return
-        run_id, found, turn = self._ground.run_id, dict[str, Kept](), None
+        run, found, turn = self._ground.kept_as, dict[str, Kept](), None
         with suppress(FileNotFoundError, Misuse):  # before the first, or damaged: those in it are told so when they are asked for
-            found, turn = self._stored(run_id, self._owner)
+            found, turn = self._stored(run, self._owner)
         if all(found.get(device_id) is each for device_id, each in new.items()):
             return
-        content, file = self._with_others(found, new), self._file(run_id, self._owner, STATE)
+        content, file = self._with_others(found, new), self._file(run, self._owner, STATE)
         raw = dump_all(list(content.values()))
-        self._states[run_id, self._owner] = content, _in_its_folder(file, lambda: write_slots(file, raw, turn))
+        try:
+            self._states[run, self._owner] = content, self._in_its_folder(file, lambda: write_slots(file, raw, turn))
+        except FileNotFoundError:
+            raise DeviceRefusal("its folder is gone: bring the device back, or start a new run without it") from None
 
     def hold(self, held: Iterable[Held]) -> None:
         """Keep rows that were read, where there is room for them, and those of no other run: each would read its own again."""
-        file, new = self._file(self._ground.run_id, self._owner, ROWS), {each.device: each for each in held}
+        file, new = self._file(self._ground.kept_as, self._owner, ROWS), {each.device: each for each in held}
         with suppress(OSError):
             for old in self._of_other_runs(file.parent):
                 discard(old)
@@ -128,71 +130,58 @@ class Keeping:
                 found = self._stored_rows()
             self._rows = self._with_others(found, new)
             raw = dump_all(list(self._rows.values()))
-            _in_its_folder(file, lambda: write_durably(file, raw))
+            self._in_its_folder(file, lambda: write_durably(file, raw))
 
     def let_go(self) -> None:
         """Delete the rows: the run is over for these devices. What cannot be deleted goes with the next run."""
         with suppress(OSError):
-            discard(self._file(self._ground.run_id, self._owner, ROWS))
+            discard(self._file(self._ground.kept_as, self._owner, ROWS))
 
     def forget(self) -> None:
         """Delete all that is kept of the run."""
         for suffix in (STATE, ROWS):
-            discard(self._file(self._ground.run_id, self._owner, suffix))
+            discard(self._file(self._ground.kept_as, self._owner, suffix))
 
     def _of_other_runs(self, folder: Place) -> list[Place]:
         if isinstance(self._owner, str):
-            own, kinds = f"{self._ground.run_id}{ROWS}", (ROWS, f"{ROWS}{HALF_WRITTEN}")
+            own, kinds = f"{self._ground.kept_as}{ROWS}", (ROWS, f"{ROWS}{HALF_WRITTEN}")
             return [folder / each.name for each in entries(folder) if each.name.endswith(kinds) and each.name != own]
-        name = self._file(self._ground.run_id, self._owner, ROWS).name
-        others = [folder.parent / each.name for each in entries(folder.parent) if each.name != self._ground.run_id]
+        name = self._file(self._ground.kept_as, self._owner, ROWS).name
+        others = [folder.parent / each.name for each in entries(folder.parent) if each.name != self._ground.kept_as]
         return [other / each for other in others for each in (name, f".{name}{HALF_WRITTEN}")]
 
     def _with_others(self, found: Mapping[str, K], new: Mapping[str, K]) -> dict[str, K]:
         """What a file is to hold: a cohort's other devices stay in it."""
         return {**found, **new} if isinstance(self._owner, int) else dict(new)
 
-    def _stored(self, run_id: str, owner: Owner) -> tuple[dict[str, Kept], Turn | None]:
-        if (run_id, owner) not in self._states:
-            raw, turn = read_slots(self._file(run_id, owner, STATE))
-            self._states[run_id, owner] = {each.device: each for each in load_all(raw)}, turn
-        return self._states[run_id, owner]
+    def _stored(self, run: str, owner: Owner) -> tuple[dict[str, Kept], Turn | None]:
+        if (run, owner) not in self._states:
+            file = self._file(run, owner, STATE)
+            if isinstance(owner, int) and (file.parent.is_symlink() or file.parent.parent.is_symlink()):
+                raise DeviceRefusal("the data set's .fedlin, or the run's folder in it, is a link: replace it by a folder")
+            raw, turn = read_slots(file)
+            self._states[run, owner] = {each.device: each for each in load_all(raw)}, turn
+        return self._states[run, owner]
 
     def _stored_rows(self) -> dict[str, Held]:
         if self._rows is None:
-            self._rows = {each.device: each for each in load_all(read_file(self._file(self._ground.run_id, self._owner, ROWS)))}
+            self._rows = {each.device: each for each in load_all(read_file(self._file(self._ground.kept_as, self._owner, ROWS)))}
         return self._rows
 
-    def _file(self, run_id: str, owner: Owner, suffix: str) -> Place:
+    def _file(self, run: str, owner: Owner, suffix: str) -> Place:
         if isinstance(owner, str):
-            return self._ground.state_folder(owner) / f"{run_id}{suffix}"
-        return self._ground.dataset.path / OF_RUNS / run_id / f"{COHORT}{owner:05}{suffix}"
+            return self._ground.state_folder(owner) / f"{run}{suffix}"
+        return self._ground.dataset.path / OF_RUNS / run / f"{COHORT}{owner:05}{suffix}"
 
-
-def _in_its_folder(file: Place, write: Callable[[], T]) -> T:
-    """What a write returns; the folder is made where it turns out to be missing."""
-    try:
-        return write()
-    except FileNotFoundError:
-        make_folder(file.parent)
-        sync_folder(file.parent.parent)
-        return write()
-
-
-def runs_of(root: Place, name: str, device_id: str) -> list[str]:
-    """Ids of the runs of which a device of a data set, or some cohort of it, keeps states.
-
-    Raises
-    ------
-    Misuse
-        Where the data set is unknown, or the id unsafe.
-    """
-    path = open_for_change(root, name).path
-    own, cohorts = path / f"device={checked_device_id(device_id)}/.fedlin", path / OF_RUNS
-    found = {each.name for each in entries(cohorts) if each.folder} if is_folder(cohorts) else set[str]()
-    if is_folder(own):
-        found |= {each.name.removesuffix(STATE) for each in entries(own) if each.name.endswith(STATE)}
-    return sorted(found)
+    def _in_its_folder(self, file: Place, write: Callable[[], T]) -> T:
+        """What a write returns. The folder is made where it turns out to be missing, but not the one of a device that has been removed."""
+        try:
+            return write()
+        except FileNotFoundError:
+            there = self._ground.state_folder(self._owner).parent if isinstance(self._owner, str) else self._ground.dataset.path
+            make_folder(file.parent, within=there)
+            sync_folder(file.parent.parent)
+            return write()
 
 
 def erase(root: Place, name: str, device_id: str) -> None:

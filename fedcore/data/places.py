@@ -243,15 +243,19 @@ def _stamp(file: os.stat_result) -> str:
     return f"{file.st_size} {file.st_mtime_ns} {file.st_ctime_ns} {file.st_dev} {file.st_ino}"
 
 
-def make_folder(path: Place) -> None:
-    """Make a folder and those above it, where they are missing. An object store has folders by their files alone.
+def make_folder(path: Place, within: Place | None = None) -> None:
+    """Make a folder and those above it, where they are missing; `within` is one of these that has to be there. An object store has folders
+    by their files alone.
 
     Raises
     ------
     OSError
         As the operating system says.
     """
-    if isinstance(path, Path):
+    if isinstance(path, Path) and isinstance(within, Path):
+        for depth in range(len(path.parents) - len(within.parents) - 1, -1, -1):
+            (path, *path.parents)[depth].mkdir(exist_ok=True)
+    elif isinstance(path, Path):
         path.mkdir(parents=True, exist_ok=True)
 
 

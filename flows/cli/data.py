@@ -32,7 +32,7 @@ from flows.events import owed, tell
 from flows.inspection import inspect_devices, rows_by_device
 from flows.terminal import console
 from flows.workspace import Workspace
-from tasks.keeping import erase, runs_of
+from tasks.keeping import erase
 
 app = typer.Typer(cls=options.Commands, no_args_is_help=True, help="Data sets: contracts and partitions.")
 
@@ -132,15 +132,15 @@ def remove(
     device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
     as_json: options.AsJson = False,
 ) -> None:
-    """Delete a device's rows, and the state that it keeps of runs; not while one of these goes on, whose tasks would write it anew."""
-    from tasks.checkpoint import RunFolder
+    """Delete a device's rows, and the state that it keeps of runs; not while a run of the data set goes on, whose tasks would write it anew."""
+    from flows.runs import runs
 
     workspace = Workspace.find()
     datasets = workspace.datasets
-    for run_id in runs_of(datasets, name, device):
+    for run in runs(workspace):
         # A claim of another machine may be that of a process that was killed there, which nobody here can know.
-        if RunFolder(workspace.runs / run_id).held_by() == platform.node():
-            raise Misuse(f"run {run_id} goes on with data set {name!r}: wait for it, or end it and resume it afterwards")
+        if run.dataset == name and run.machine == platform.node():
+            raise Misuse(f"run {run.run_id} goes on with data set {name!r}: wait for it, or end it and resume it afterwards")
     erase(datasets, name, device)  # first: a removal that is cut short can be asked for again
     remove_device(datasets, name, device)
     if as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
+from uuid import uuid4
 
 from prefect import unmapped
 from prefect.futures import PrefectFuture
@@ -31,6 +32,7 @@ Members = Mapping[str, Sequence[str]]
 class SiteFleet(Fleet):
     """The devices of some sites behind Prefect tasks, one a site and step. A site keeps its devices' files as if each were on its own."""
 
+    HERE = False
     REMEDY = "mend such a device at its site, or take it out there with fedlin data remove"
 
     def __init__(
@@ -63,7 +65,8 @@ class SiteFleet(Fleet):
             algorithm=config.algorithm,
             options=asdict(algorithm),  # pyright: ignore[reportArgumentType]
         )
-        self._members = members or self._described(Ground(run_id, "", dataset, 0))
+        run_uuid = uuid4().hex if run_uuid is None else run_uuid
+        self._members = members or self._described(Ground(run_id, run_uuid, dataset, 0))
         known = checked_distinct(device_id for ids in self._members.values() for device_id in ids)
         self._site_of = {device_id: name for name, ids in self._members.items() for device_id in ids}
         if unknown := [device_id for device_id in device_ids or () if device_id not in self._site_of]:
@@ -87,12 +90,12 @@ class SiteFleet(Fleet):
         d = ground.spec.d if isinstance(ground, Station) else 0
         deadline = ground.deadline if isinstance(ground, Station) else None
         title = f"round {errands[0].round_num}" if step == "update" else step
-        request = Request(ground.run_uuid, ground.devices, d, self._seed, deadline, fitted, ())
+        request = Request(ground.devices, d, self._seed, deadline, fitted, ())
         return site_ask.map(unmapped(Far(ground, self._sites, step, title, self._work, request)), errands)
 
     def _described(self, ground: Ground) -> Members:
         """Which devices the sites have; each is asked in the place of a device."""
-        far = Far(ground, self._sites, "describe", "describe", self._work, Request("", 0, 0, 0, None, "", ()))
+        far = Far(ground, self._sites, "describe", "describe", self._work, Request(0, 0, 0, None, "", ()))
         found = [ended(future) for future in site_ask.map(unmapped(far), [Errand(name, {name: ()}) for name in self._sites])]
         if failed := [each for each in found if not isinstance(each, Answered)]:
             why = failed[0] if isinstance(failed[0], DeviceFailure) else type(failed[0]).__name__

@@ -167,7 +167,7 @@ def _carried_out(letter: Letter, dataset: Dataset, algorithm: AnyAlgorithm, requ
         raise Untrusted("its preprocessing is none of this version of fedlin") from None
     # Of the other sites' devices no more is known here than how many there are.
     spec = FleetSpec(tuple(map(str, range(request.devices))), request.d)
-    station = Station(letter.run_id, request.run_uuid, dataset.with_fitted(fitted), algorithm, spec, request.seed, request.deadline)
+    station = Station(letter.run_id, letter.run_uuid, dataset.with_fitted(fitted), algorithm, spec, request.seed, request.deadline)
     answers: list[Said] = []
     failed: list[Failed] = []
     for device, what in request.told:

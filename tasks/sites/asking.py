@@ -81,7 +81,8 @@ def _asked(far: Far, site: Enrolled, told: Mapping[str, Any]) -> tuple[dict[str,
     content = packed(far.request._replace(told=tuple(Said(device, what) for device, what in told.items())))
     nonce, expires = new_nonce(), time.time() + site.patience
     round_num = next((each.round_num for what in told.values() for each in what[:1] if hasattr(each, "down")), 0)
-    about = {"site": site.name, "run_id": far.run_id, "step": far.step, "round_num": round_num, "nonce": nonce, "expires": expires}
+    about = {"site": site.name, "run_id": far.run_id, "run_uuid": far.run_uuid, "step": far.step, "round_num": round_num}
+    about |= {"nonce": nonce, "expires": expires}
     files = [f"{nonce}.request", f"{nonce}.answer", f"{nonce}.letter"]
     try:
         digest = put(site.exchange, files[0], content)

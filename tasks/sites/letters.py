@@ -26,6 +26,9 @@ Step = Literal["describe", "summarise", "enrol", "update", "finalize", "forget"]
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", re.ASCII)
 """Of sites, runs and data sets: safe as a file's name."""
 
+UUID = re.compile(r"([0-9a-f]{32})?", re.ASCII)
+"""Of a run: it is part of files' names on devices."""
+
 Name = Annotated[str, StringConstraints(pattern=rf"^{NAME.pattern}$")]
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]+$")]
 
@@ -71,7 +74,7 @@ class Letter(BaseModel):
     ----------
     kind
         Which way it goes.
-    site, run_id, step, round_num
+    site, run_id, run_uuid, step, round_num
         To or from whom, of which run, about what; round 0 where it belongs to none.
     nonce
         Its number; an answer has that of its request.
@@ -88,6 +91,7 @@ class Letter(BaseModel):
     kind: Literal["request", "answer"]
     site: Name
     run_id: Name
+    run_uuid: Annotated[str, StringConstraints(pattern=rf"^{UUID.pattern}$")]
     step: Step
     round_num: int = Field(ge=0)
     nonce: Annotated[Hex, StringConstraints(min_length=32, max_length=32)]

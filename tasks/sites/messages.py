@@ -15,7 +15,7 @@ from fedcore.messages import Broadcast, Reply
 from fedcore.trees import dump, load
 from tasks.device import DeviceReport
 from tasks.ground import Earlier
-from tasks.sites.letters import NAME, Untrusted
+from tasks.sites.letters import NAME, UUID, Untrusted
 
 LONGEST = 500
 """Characters of a reason."""
@@ -82,8 +82,6 @@ class Request(NamedTuple):
 
     Attributes
     ----------
-    run_uuid
-        As of `tasks.ground.Ground`.
     devices, d
         How many take part in the whole fleet, and the width of the design, 0 where it is not known yet.
     seed, deadline
@@ -94,7 +92,6 @@ class Request(NamedTuple):
         For each device that is asked.
     """
 
-    run_uuid: str
     devices: int
     d: int
     seed: int
@@ -138,7 +135,7 @@ def suits(step: str, device: str, what: Any) -> bool:
     if not isinstance(what, tuple) or len(what) != len(kinds) or not all(map(isinstance, what, kinds)):
         return False
     earlier = [each for each in what if isinstance(each, Earlier)]
-    return all(each.owner == device and NAME.fullmatch(each.run_id) for each in earlier)
+    return all(each.owner == device and NAME.fullmatch(each.run_id) and UUID.fullmatch(each.run_uuid) for each in earlier)
 
 
 def checked(answer: Answer, step: str, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, DeviceFailure]]:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections import Counter, namedtuple
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,7 @@ from fedcore import Eb, Hm1, Misuse
 from fedcore.data import Dataset
 from fedcore.data.slots import write_slots
 from fedcore.errors import DataError, DeviceRefusal, PlaceAway
-from fedcore.receipts import Memory
 from fedcore.testing import equal
-from fedcore.trees import dump, load
 from flows.cli.app import main
 from flows.compare import compare
 from flows.config import TrainConfig, read_config
@@ -34,7 +32,7 @@ from flows.searches import CompareConfig
 from flows.train import train
 from tasks.checkpoint import RunFolder
 from tasks.ground import Ground
-from tasks.keeping import Keeping, Kept, erase, runs_of
+from tasks.keeping import Keeping, erase
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "hm1": {"rounds": 4},
@@ -103,7 +101,7 @@ def test_an_older_copy_of_a_state_that_rounds_leave_as_it_is_does_as_well(
 
     def restored(folder: RunFolder, checkpoint: Any) -> None:
         save(folder, checkpoint)
-        for state in dataset.path.glob("device=*/.fedlin/run.state"):
+        for state in dataset.path.glob("device=*/.fedlin/run.*.state"):
             state.write_bytes(saved.setdefault(state, state.read_bytes()))
 
     monkeypatch.setattr(RunFolder, "save", restored)
@@ -112,70 +110,83 @@ def test_an_older_copy_of_a_state_that_rounds_leave_as_it_is_does_as_well(
     np.testing.assert_array_equal(found(home, "run")[1], found(home, "straight")[1])
 
 
+OF_ONE_NAME: dict[str, dict[str, Any]] = {
+    "hm1": {"rounds": 3, "options": {"batch": 3}},
+    "eb": {"rounds": 3},
+    "ditto": {"rounds": 3},
+    "pooled": {},
+}
+
+
 @pytest.mark.parametrize("shared", [1, 2])
-@pytest.mark.parametrize("algorithm", ["hm1", "eb", "pooled"])
-def test_states_of_another_run_of_the_same_name_are_not_used(
-    algorithm: str,
-    shared: int,
-    server: Orchestrator,
-    home: Path,
-    fleet: Callable[..., Dataset],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("algorithm", OF_ONE_NAME)
+def test_runs_of_one_name_are_out_of_each_others_way(
+    algorithm: str, shared: int, server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a run in another project folder, or from a backup: with other settings, and in rounds of the same numbers."""
-    dataset = fleet()
-    settings = {"dataset": "small", "algorithm": algorithm, "devices_per_task": shared} | ({} if algorithm == "pooled" else {"rounds": 3})
-    pattern = f"{'device=*/.fedlin' if shared == 1 else '.fedlin/run'}/*.state"
-    save, first, theirs, ours = RunFolder.save, dict[Path, bytes](), dict[Path, bytes](), dict[Path, bytes]()
-
-    def copied(folder: RunFolder, checkpoint: Any) -> None:
-        save(folder, checkpoint)
-        for state in dataset.path.glob(pattern):
-            first.setdefault(state, state.read_bytes())
-
-    def exchanged(folder: RunFolder, checkpoint: Any) -> None:
-        copied(folder, checkpoint)
-        for state, content in theirs.items():
-            state.write_bytes(content)
-
-    monkeypatch.setattr(RunFolder, "save", copied)
-    run(home, read_config(settings | {"target_scaling": "train"}), "run")
-    theirs, first = first, ours
-    shutil.rmtree(home / "runs/run")
-    monkeypatch.setattr(RunFolder, "save", exchanged)
-    assert run(home, read_config(settings), "run")["outcome"] == "quorum_lost"
-    refusal = "its state is of another run with the name run: restore the device's .fedlin folder, or start a new run"
-    assert refusal in capfd.readouterr().err
-    monkeypatch.setattr(RunFolder, "save", save)
+    """Of two project folders with one data set: with other settings, in rounds of the same numbers, and where an enrolment fails."""
+    fleet()
+    settings = {"dataset": "small", "algorithm": algorithm, "devices_per_task": shared} | OF_ONE_NAME[algorithm]
     straight = run(home, read_config(settings), "straight")
-    for state, content in ours.items():
-        state.write_bytes(content)
+    stopped(settings, "run", monkeypatch)
+    (home / "runs/run").rename(home / "elsewhere")
+    assert run(home, read_config(settings | {"target_scaling": "train"}), "run")["ok"]
+    shutil.rmtree(home / "runs/run")
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Dataset, "loaded", refused)
+        assert train(read_config(settings), run_id="run", return_state=True).is_failed()
+    assert not (home / "runs/run").exists()
+    (home / "elsewhere").rename(home / "runs/run")
     assert run(home, None, "run")["outcome"] == straight["outcome"]
     np.testing.assert_array_equal(found(home, "run")[1], found(home, "straight")[1])
 
 
-def test_states_of_another_run_of_the_same_name_are_not_gone_on_from(
-    server: Orchestrator, home: Path, fleet: Callable[..., Dataset]
-) -> None:
-    dataset, settings = fleet(), {"dataset": "small", "algorithm": "eb"}
-    run(home, read_config(settings | {"rounds": 3}), "first")
-    state = dataset.path / "device=c/.fedlin/first.state"
-    before = state.read_bytes()
+def stopped(settings: dict[str, Any], run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that breaks off after its first round."""
+    save = RunFolder.save
+
+    def stop(folder: RunFolder, checkpoint: Any) -> None:
+        save(folder, checkpoint)
+        raise OSError("stopped")
+
+    with monkeypatch.context() as stopping:
+        stopping.setattr(RunFolder, "save", stop)
+        assert train(read_config(settings), run_id=run_id, return_state=True).is_failed()
+
+
+def refused(dataset: Dataset, device_id: str) -> Any:
+    raise DataError(f"device={device_id}/part-0.parquet: 1 row has no target: mend it")
+
+
+def test_a_run_goes_on_from_the_one_that_is_meant(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
+    fleet()
+    settings = {"dataset": "small", "algorithm": "eb", "rounds": 3}
+    run(home, read_config(settings), "first")
+    run(home, read_config(settings | {"parent": "first"}), "then")
+    (home / "runs/first").rename(home / "elsewhere")
+    run(home, read_config(settings | {"target_scaling": "train"}), "first")
     shutil.rmtree(home / "runs/first")
-    run(home, read_config(settings | {"rounds": 3, "seed": 1}), "first")
-    ours = state.read_bytes()
-    state.write_bytes(before)
-    then = read_config(settings | {"rounds": 2, "parent": "first"})
-    refusal = train(then, run_id="then", return_state=True).result(raise_on_failure=False)
-    assert "device c: its state is of another run with the name first" in str(refusal)
-    state.write_bytes(ours)
-    assert run(home, then, "then")["outcome"] == "completed"
+    (home / "elsewhere").rename(home / "runs/first")
+    run(home, read_config(settings | {"parent": "first"}), "again")
+    np.testing.assert_array_equal(found(home, "again")[1], found(home, "then")[1])
 
 
-def test_states_from_before_runs_had_uuids_are_read() -> None:
-    older = namedtuple("Kept", "device fingerprint stamp memory", module="tasks.keeping")  # noqa: PYI024: Kept as it was
-    assert load(dump(older("a", "", None, Memory.initial(())))) == Kept("a", "", None, Memory.initial(()), "")
+@pytest.mark.parametrize("shared", [1, 2])
+def test_a_run_from_before_runs_had_uuids_goes_on(
+    shared: int, server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, settings = fleet(), {"dataset": "small", "algorithm": "eb", "rounds": 3, "devices_per_task": shared}
+    run(home, read_config(settings), "straight")
+    stopped(settings, "run", monkeypatch)
+    folder = RunFolder(home / "runs/run")
+    manifest = folder.manifest()
+    uuid = manifest.pop("run_uuid")
+    folder.write_json("manifest.json", manifest)
+    kept = list(dataset.path.glob(f"**/.fedlin/run.{uuid}*"))
+    assert len(kept) == (10 if shared == 1 else 1), "states and rows of five devices, or a folder"
+    for each in kept:
+        each.rename(each.with_name(each.name.replace(f".{uuid}", "")))
+    run(home, None, "run")
+    np.testing.assert_array_equal(found(home, "run")[1], found(home, "straight")[1])
 
 
 def test_a_step_to_a_new_state_that_would_not_be_kept_is_refused(
@@ -200,10 +211,11 @@ def test_tasks_and_files_are_those_of_cohorts(server: Orchestrator, home: Path, 
     assert server.drain(result["flow_run_id"], result["task_runs"]) == {"COMPLETED": result["task_runs"]}
     names = [each.name for each in task_runs(result["flow_run_id"])]
     assert {"enrol cohort 00000 (2 devices)", "round 2 cohort 00002 (1 devices)", "finalize cohort 00001 (2 devices)"} <= set(names)
+    manifest = RunFolder(home / "runs/run").manifest()
     assert sorted(str(each.relative_to(dataset.path)) for each in dataset.path.glob("**/.fedlin/**/*.state")) == [
-        f".fedlin/run/cohort-0000{c}.state" for c in range(3)
+        f".fedlin/run.{manifest['run_uuid']}/cohort-0000{c}.state" for c in range(3)
     ], "a file a cohort, and the rows are gone"
-    assert json.loads((home / "runs/run/manifest.json").read_text())["devices_per_task"] == 2
+    assert manifest["devices_per_task"] == 2
 
 
 def task_runs(flow_run_id: str) -> list[TaskRun]:
@@ -393,7 +405,8 @@ def test_rows_of_a_run_that_was_killed_go_with_the_next(
 def test_what_cohorts_keep_of_a_device_goes_with_it(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:
     dataset = fleet()
     run(home, read_config({"dataset": "small", "rounds": 2, "devices_per_task": 2}), "run")
-    folder, uuid = dataset.path / ".fedlin/run", RunFolder(home / "runs/run").manifest()["run_uuid"]
+    uuid = RunFolder(home / "runs/run").manifest()["run_uuid"]
+    folder = dataset.path / f".fedlin/run.{uuid}"
     (folder / "cohort-00007.rows").write_bytes(b"damaged")
     (folder / ".cohort-00001.rows.tmp").write_bytes(b"of a process that was killed")
     before = {device: Keeping(Ground("run", uuid, dataset, 5), place // 2).recall(device) for place, device in enumerate("abcde")}
@@ -406,9 +419,11 @@ def test_what_cohorts_keep_of_a_device_goes_with_it(server: Orchestrator, home: 
         Keeping(Ground("run", uuid, dataset, 5), 0).recall("a")
 
 
+@pytest.mark.parametrize("command", ["train", "compare"])
 @pytest.mark.parametrize("shared", [1, 2])
 def test_no_device_is_removed_under_the_hands_of_a_run(
     shared: int,
+    command: str,
     server: Orchestrator,
     home: Path,
     fleet: Callable[..., Dataset],
@@ -416,21 +431,69 @@ def test_no_device_is_removed_under_the_hands_of_a_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Its tasks would write the device's state anew, and a removal would put an older state of its cohort in place of theirs."""
-    dataset = fleet()
-    run(home, read_config({"dataset": "small", "rounds": 1, "devices_per_task": shared}), "run")
+    dataset = fleet(validation=6)
+    if command == "train":
+        run(home, read_config({"dataset": "small", "rounds": 1, "devices_per_task": shared}), "run")
+    else:
+        config = CompareConfig(dataset="small", rounds=1, algorithms=("separate", "hm1"), budget=1, devices_per_task=shared)
+        compare(config, run_id="run", return_state=True)
+    shutil.copytree(dataset.path, home / "datasets/other")
     monkeypatch.setattr(sys, "argv", ["fedlin", "data", "remove", "small", "--device", "b"])
-    with RunFolder(home / "runs/run").held(), pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    expected = "fedlin: error: run run goes on with data set 'small': wait for it, or end it and resume it afterwards"
-    assert capsys.readouterr().err.splitlines()[-1] == expected
-    assert "b" in dataset.device_ids
-    assert runs_of(home / "datasets", "small", "b") == ["run"]
+    with RunFolder(home / "runs/run").held():
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2
+        expected = "fedlin: error: run run goes on with data set 'small': wait for it, or end it and resume it afterwards"
+        assert capsys.readouterr().err.splitlines()[-1] == expected
+        assert "b" in dataset.device_ids
+        monkeypatch.setattr(sys, "argv", ["fedlin", "data", "remove", "other", "--device", "b"])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code, "no run goes on with this one"
+    monkeypatch.setattr(sys, "argv", ["fedlin", "data", "remove", "small", "--device", "b"])
     with pytest.raises(SystemExit) as end:
         main()
     assert not end.value.code
     assert "b" not in dataset.device_ids
-    assert runs_of(home / "datasets", "small", "b") == ([] if shared == 1 else ["run"])
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+def test_a_device_that_is_removed_while_it_enrols_does_not_come_back(
+    shared: int, server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows of the run yet. What cohorts keep is not in the device's folder."""
+    dataset, original = fleet(), Dataset.loaded
+
+    def removed(self: Dataset, device_id: str) -> Any:
+        found = original(self, device_id)
+        if device_id == "b":
+            shutil.rmtree(dataset.path / "device=b")
+        return found
+
+    monkeypatch.setattr(Dataset, "loaded", removed)
+    config = read_config({"dataset": "small", "rounds": 1, "devices_per_task": shared})
+    refusal = train(config, run_id="run", return_state=True).result(raise_on_failure=False)
+    if shared == 1:
+        assert "device b: its folder is gone: bring the device back, or start a new run without it" in str(refusal)
+    assert "b" not in dataset.device_ids
+
+
+def test_a_folder_of_a_cohorts_states_that_has_become_a_link_is_not_followed(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dataset, settings = fleet(), {"dataset": "small", "algorithm": "eb", "rounds": 3, "devices_per_task": 2}
+    for link in (".fedlin", ".fedlin/{}"):
+        stopped(settings, f"run-{len(link)}", monkeypatch)
+        uuid = RunFolder(home / f"runs/run-{len(link)}").manifest()["run_uuid"]
+        own, outside = dataset.path / link.format(f"run-{len(link)}.{uuid}"), home / f"outside-{len(link)}"
+        own.rename(outside)
+        own.symlink_to(outside)
+        before = {file: file.read_bytes() for file in outside.rglob("*.state")}
+        assert len(before) == 3
+        assert run(home, None, f"run-{len(link)}")["outcome"] == "quorum_lost"
+        assert "the data set's .fedlin, or the run's folder in it, is a link: replace it by a folder" in capfd.readouterr().err
+        assert {file: file.read_bytes() for file in outside.rglob("*.state")} == before
+        own.unlink()
 
 
 def test_compare_in_cohorts(server: Orchestrator, home: Path, fleet: Callable[..., Dataset]) -> None:

@@ -213,7 +213,8 @@ def test_killed_in_its_second_repeat_and_resumed(environment: dict[str, str], ho
     assert resumed["uplink_bytes"] == straight["uplink_bytes"]
 
     # The table keeps to 80 columns, and an ended run is shown without being run.
-    shown = subprocess.run([*FEDLIN, "compare", "--resume", folder.name], env=environment, capture_output=True, text=True, timeout=LIMIT)
+    screen = environment | {"COLUMNS": "80"}
+    shown = subprocess.run([*FEDLIN, "compare", "--resume", folder.name], env=screen, capture_output=True, text=True, timeout=LIMIT)
     assert shown.returncode == 0
     lines = [line for line in shown.stdout.splitlines() if line.startswith("│")]
     assert [line.split("│")[1].strip() for line in lines] == ["constant", "separate", "hm1"]

@@ -78,11 +78,12 @@ def test_a_run_in_a_store_equals_one_in_memory_to_the_bit(
     np.testing.assert_array_equal(stored_theta(folder), expected(dataset, config))
     result = json.loads(read_file(folder / "result.json"))
     assert result["artifacts"] == str(folder / "results")
-    assert is_file(dataset.path / "device=a" / ".fedlin" / "run.state")
+    uuid = json.loads(read_file(folder / "manifest.json"))["run_uuid"]
+    assert is_file(dataset.path / "device=a" / ".fedlin" / f"run.{uuid}.state")
     assert not is_file(folder / "run.lock")
     kept = {artifact.path for artifact in MlflowClient(f"sqlite:///{home}/mlflow.db").list_artifacts(result["mlflow_run_id"])}
     assert kept == {entry.name for entry in entries(folder / "results")} >= {"theta.npz", "devices.parquet", "config.json"}
-    assert not list(home.rglob("*part-*.parquet")) + list(home.rglob("run.state")), "no rows and no states on this machine"
+    assert not list(home.rglob("*part-*.parquet")) + list(home.rglob("run.*.state")), "no rows and no states on this machine"
 
 
 @pytest.mark.slow

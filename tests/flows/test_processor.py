@@ -136,12 +136,22 @@ def test_a_runs_own_threads_go_along_and_come_back(clock: Clock, waiting: Waitin
     assert waiting.processors == {"device": ALL, "apart": apart, "somebody else's": ALL, "meanwhile": ALL}
 
 
+def test_threads_may_come_with_the_first_round(clock: Clock, waiting: Waiting) -> None:
+    """In a run that goes on nothing is asked of devices before it."""
+    threads: list[threading.Thread] = []
+    with OneProcessor(lambda: threads) as processor:
+        threads.append(waiting.threads["device"])
+        assert [clock.round(processor, 0.5) for _ in range(2)] == [False, True]
+    assert waiting.processors == {"device": ALL}
+
+
 def test_of_runs_beside_one_another_the_first_decides(clock: Clock, one_processor: partial[OneProcessor]) -> None:
     with ExitStack() as first:
         one = first.enter_context(one_processor())
         with one_processor() as other:
+            assert not clock.round(one, 0.5)
             assert [clock.round(other, 0.5) for _ in range(3)] == 3 * [False]
-            assert [clock.round(one, 0.5) for _ in range(3)] == [False, True, True]
+            assert [clock.round(one, 0.5) for _ in range(2)] == [True, True]
         assert len(os.sched_getaffinity(0)) == 1, "the end of the other changes nothing"
     with one_processor() as next_one:
         assert [clock.round(next_one, 0.5) for _ in range(2)] == [False, True]
@@ -156,6 +166,27 @@ def test_an_error_lets_them_go(clock: Clock, waiting: Waiting, one_processor: pa
     with pytest.raises(OSError, match="no room"):
         rounds()
     assert waiting.processors == {"device": ALL}
+
+
+def test_where_threads_cannot_be_looked_up_the_next_run_decides_all_the_same(
+    clock: Clock, waiting: Waiting, one_processor: partial[OneProcessor]
+) -> None:
+    looked: list[int] = []
+
+    def threads() -> list[threading.Thread]:
+        looked.append(1)
+        if len(looked) == 2:
+            raise RuntimeError("none to be had")
+        return list(waiting.threads.values())
+
+    def rounds() -> None:
+        with OneProcessor(threads) as processor:
+            clock.round(processor, 0.5)
+
+    with pytest.raises(RuntimeError, match="none to be had"):
+        rounds()
+    with one_processor() as processor:
+        assert [clock.round(processor, 0.5) for _ in range(2)] == [False, True]
 
 
 def test_one_processor_other_systems_and_other_runners_are_left_alone(

@@ -173,7 +173,7 @@ def test_a_better_challenger_has_to_be_past_the_margin(kept: Path, fleet: Callab
     home, _ = kept, fleet()
     run(home, "one", FIRST | {"algorithm": "hm1", "options": {}})
     change(home, 0.5)
-    for state in (home / "datasets").glob("**/one-challenger.state"):
+    for state in (home / "datasets").glob("**/one-challenger.*.state"):
         state.unlink()
     wide = run(home, "wide", {"dataset": "small", "margin": 0.99})
     assert (wide["outcome"], wide["version"], wide["start"]) == ("kept", 2, "anew")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from fedcore import Misuse, fit
 from fedcore.data import Dataset, Disclosure, load_fleet, open_dataset, write_contract
@@ -154,7 +155,7 @@ def test_a_device_that_fails_at_a_site_fails_alone(
     sites, original = near(), Dataset.stamp
 
     def stamp(dataset: Dataset, device_id: str, *before: Any) -> Any:
-        if device_id == "d" and (dataset.path / "device=d/.fedlin/run.state").exists():
+        if device_id == "d" and list(dataset.path.glob("device=d/.fedlin/run.*.state")):
             raise RuntimeError(ROWS)
         return original(dataset, device_id, *before)
 
@@ -197,17 +198,21 @@ def test_a_refusal_is_told_in_one_line(server: Orchestrator, home: Path, near: C
         run(sites, home, algorithm="eb")
 
 
+UUID = "0123456789abcdef" * 2
+
+
 def request(near: Near, content: bytes | None = None, work: dict[str, Any] | None = None, **changed: Any) -> dict[str, str]:
     """A letter of the server to the north, in order but for what is changed."""
     site, contract = near.enrolled(), near.whole.contract
     asked = {"dataset": "small", "contract": contract.digest, "target": contract.target, "target_scaling": "none"}
     asked |= {"algorithm": "eb", "options": {}} | (work or {})
     nonce = secrets.token_hex(16)
-    message = packed(Request("uuid", 5, 3, 0, None, "", (Said("a", (None,)),)))
+    message = packed(Request(5, 3, 0, None, "", (Said("a", (None,)),)))
     digest = put(site.exchange, f"{nonce}.request", message)
     if content is not None:
         put(site.exchange, f"{nonce}.request", content)
-    about = {"site": "north", "run_id": "run", "step": "enrol", "round_num": 0, "nonce": nonce, "expires": time.time() + 60}
+    about = {"site": "north", "run_id": "run", "run_uuid": UUID, "step": "enrol", "round_num": 0}
+    about |= {"nonce": nonce, "expires": time.time() + 60}
     letter = Letter.model_validate({"kind": "request", **about, "sha256": digest, "work": Work.model_validate(asked)} | changed)
     return signed(letter, site.key)
 
@@ -221,6 +226,18 @@ def test_a_request_in_order_is_answered_once(near: Callable[..., Near]) -> None:
         with pytest.raises(Refused, match=r"^refused: it has been here before$"):
             site.answer(sent, "f")
     assert [entry["event"] for entry in sites.audit()] == ["asked", "left", "refused", "refused"]
+
+
+def test_runs_of_one_name_keep_files_of_their_own(near: Callable[..., Near]) -> None:
+    """Servers know nothing of each other's names, and a site may work for several."""
+    sites = near()
+    for each in (UUID, UUID[::-1], ""):
+        assert sites.sites["north"].answer(request(sites, run_uuid=each), "f").startswith("enrol: 1 device answered")
+    kept = {file.name for file in (sites.file.parent / "north-data").glob("small/device=a/.fedlin/*.state")}
+    assert kept == {f"run.{UUID}.state", f"run.{UUID[::-1]}.state", "run.state"}
+    for unsafe in ("../run", UUID + "0", UUID + "\n", "x" * 32):
+        with pytest.raises(ValidationError):
+            request(sites, run_uuid=unsafe)
 
 
 def test_what_is_struck_out_of_the_policy_is_refused_from_then_on(near: Callable[..., Near]) -> None:
@@ -337,12 +354,13 @@ def test_a_log_that_ends_in_half_a_line_goes_on(near: Callable[..., Near]) -> No
 
 
 def test_a_device_is_told_of_its_own_files_alone() -> None:
-    assert suits("enrol", "a", (Earlier("run", "uuid", "a", None),))
+    assert suits("enrol", "a", (Earlier("run", UUID, "a", None),))
     assert suits("update", "a", (Broadcast(1, 2, None, ()),))
     for step, what in (
-        ("enrol", (Earlier("run", "uuid", "b", None),)),
-        ("enrol", (Earlier("../run", "uuid", "a", None),)),
-        ("enrol", (Earlier("run", "uuid", 3, None),)),
+        ("enrol", (Earlier("run", UUID, "b", None),)),
+        ("enrol", (Earlier("../run", UUID, "a", None),)),
+        ("enrol", (Earlier("run", UUID, 3, None),)),
+        ("enrol", (Earlier("run", "../uuid", "a", None),)),
         ("enrol", ()),
         ("update", (1,)),
         ("finalize", (Broadcast(1, 2, None, ()),)),

@@ -351,13 +351,14 @@ def test_a_run_belongs_to_one_process_and_one_configuration(server: Orchestrator
     dataset = fleet()
     config = read_config({"dataset": "small", "rounds": 1})
     run(home, config)
-    state = (dataset.path / "device=a/.fedlin/run.state").read_bytes()
+    (file,) = (dataset.path / "device=a/.fedlin").glob("run.*.state")
+    state = file.read_bytes()
     with RunFolder(home / "runs/run").held():
         refusal = train(None, run_id="run", return_state=True).result(raise_on_failure=False)
     assert str(refusal) == "run run goes on in another process: wait for it, or end that one"
     refusal = train(config, run_id="run", return_state=True).result(raise_on_failure=False)
     assert str(refusal) == "there is a run run already: resume it, or choose another id"
-    assert (dataset.path / "device=a/.fedlin/run.state").read_bytes() == state
+    assert file.read_bytes() == state
 
 
 @pytest.mark.parametrize("spoiled", ["theta is not finite", "theta is of shape (4,), expected (3,)"])
