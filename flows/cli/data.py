@@ -132,7 +132,7 @@ def remove(
     device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
     as_json: options.AsJson = False,
 ) -> None:
-    """Delete a device's rows, and the state that it keeps of runs; not while a run of the data set goes on, whose tasks would write it anew."""
+    """Delete a device's rows, and the state that it keeps of runs; not while a run of the data set goes on, which would write it anew."""
     from flows.runs import runs
 
     workspace = Workspace.find()
