@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import multiprocessing
+import os
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
@@ -64,6 +66,18 @@ class Processes(ProcessPoolTaskRunner):
         return super().submit(*args, **kwargs)
 
 
+def end_with_parent() -> None:
+    """Let a worker end when the process that has started it does: else one whose run is killed would wait for its next task for good."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    Thread(target=wait, name="end-with-parent", daemon=True).start()
+
+
 def task_runner(config: RunConfig) -> TaskRunner[Any]:
     """What a run's device tasks are to run on; it is not started.
 
@@ -83,7 +97,7 @@ def task_runner(config: RunConfig) -> TaskRunner[Any]:
     if config.runner == "thread":
         return THREADS.duplicate()
     if config.runner == "process":
-        return Processes()
+        return Processes(initializer=end_with_parent)
     module, name = EXTRAS[config.runner]
     try:
         kind = getattr(import_module(module), name)

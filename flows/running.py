@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any, Generic, TypeVar
+from uuid import uuid4
 
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
@@ -131,7 +132,8 @@ class Run(Generic[C]):
 
     def create(self, resolved: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
         """Write the folder of a new run, with its configuration as given and with every default written out."""
-        self.folder.create({"command": self.config.COMMAND, "given": self.config.model_dump(mode="json"), "resolved": resolved}, manifest)
+        config = {"command": self.config.COMMAND, "given": self.config.model_dump(mode="json"), "resolved": resolved}
+        self.folder.create(config, {"run_uuid": uuid4().hex, **manifest})
 
     def start_tracking(self, params: Mapping[str, Any]) -> None:
         """Give the run its place in MLflow; params that are None are left out. K and d are told beside them, and the data set."""
@@ -140,7 +142,8 @@ class Run(Generic[C]):
         sizes = {"K": len(cards), "d": len(manifest["design"])} if cards else {}
         told = {name: str(value) for name, value in {**params, **sizes}.items() if value is not None}
         trained = _trained(manifest["dataset"], cards) if cards else None
-        self.tracker.start(self.folder.run_id, params=told, tags=_tags(self.folder, self.config.COMMAND), trained=trained)
+        tags, run_uuid = _tags(self.folder, self.config.COMMAND), manifest.get("run_uuid", "")
+        self.tracker.start(self.folder.run_id, params=told, tags=tags, trained=trained, run_uuid=run_uuid)
 
     def end(
         self,

@@ -6,7 +6,7 @@ Source: Yue, Al Kontar and Estrada Gomez, "Federated Data Analytics: A Study on 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Literal
@@ -69,6 +69,10 @@ class Hm2(ExpectationPropagation):
         if self.prior in NORMAL and self.lambda_prior != "log_normal":
             raise Misuse(f"prior={self.prior} has no lambda: leave lambda_prior out, or choose a prior around zero, such as lasso")
         _ = self.hierarchy  # states are read back only once the classes of their parts are known
+
+    def __reduce__(self) -> tuple[type[Hm2], tuple[Any, ...]]:
+        """Copies in other processes are made by the constructor as well, for the same reason."""
+        return type(self), tuple(getattr(self, each.name) for each in fields(self))
 
     @property
     def hierarchy(self) -> Hierarchy[Any, Any, Any]:

@@ -25,7 +25,7 @@ from fedcore.data.places import Place, local_copy
 from fedcore.errors import Misuse
 from tasks.tracking.store import creation, in_one_line, public, store_uri, usable
 
-RUN_ID = "fedlin.run_id"
+RUN_ID, RUN_UUID = "fedlin.run_id", "fedlin.run_uuid"
 ROUND = "round_num"
 OBJECTIVE = "loss"
 PARENT = "mlflow.parentRunId"
@@ -141,7 +141,9 @@ class Tracker:
                 raise Misuse(f"the MLflow experiment {experiment!r} has been deleted: restore it in the store, or name another one")
         return cls(client, uri, found.experiment_id)
 
-    def start(self, run_id: str, *, params: Mapping[str, str], tags: Mapping[str, str], trained: Trained | None = None) -> None:
+    def start(
+        self, run_id: str, *, params: Mapping[str, str], tags: Mapping[str, str], trained: Trained | None = None, run_uuid: str = ""
+    ) -> None:
         """Create the run in MLflow, or continue the one that this run has there from before an interruption.
 
         Parameters
@@ -154,6 +156,8 @@ class Tracker:
             Further tags.
         trained
             What it trains on, where it trains.
+        run_uuid
+            What tells it from others of its name; kept as the tag ``fedlin.run_uuid``. Runs from before they had one are found by name.
 
         Raises
         ------
@@ -161,12 +165,14 @@ class Tracker:
             If the store cannot be reached or written.
         """
         with usable(self.uri):
-            runs = self._client.search_runs([self._experiment_id], f"tags.`{RUN_ID}` = '{run_id}'", max_results=1)
+            own = {RUN_ID: run_id} | ({RUN_UUID: run_uuid} if run_uuid else {})
+            known = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in own.items())
+            runs = self._client.search_runs([self._experiment_id], known, max_results=1)
             if runs:
                 run = runs[0]
                 self._client.update_run(run.info.run_id, status="RUNNING")
             else:
-                run = self._client.create_run(self._experiment_id, run_name=_named(run_id, params), tags={RUN_ID: run_id})
+                run = self._client.create_run(self._experiment_id, run_name=_named(run_id, params), tags=own)
             self.mlflow_run_id = run.info.run_id
             self._sent = int(run.data.metrics.get(ROUND, 0))
             missing = {name: value for name, value in params.items() if name not in run.data.params}

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -17,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcore import Misuse
-from fedcore.data import Dataset
+from fedcore import Hm2, Misuse, fit
+from fedcore.data import Dataset, load_fleet, open_dataset
 from flows.config import read_config
 from flows.fleet import WorkersLost
 from flows.orchestrator import Orchestrator
@@ -71,6 +72,47 @@ def test_on_the_command_line(
     assert result["task_runs_recorded"] == result["task_runs"] == expected["task_runs"]
     with np.load(home / "runs" / result["run_id"] / "results/theta.npz") as stored:
         np.testing.assert_allclose(stored["Theta"], Theta, rtol=1e-12, atol=0)
+
+
+@pytest.mark.slow
+def test_killed_with_its_workers_and_resumed(home: Path, fleet: Callable[..., Dataset], environment: dict[str, str]) -> None:
+    """Of workers that have read no state yet; those of the process that was killed end with it."""
+    fleet()
+    words = [sys.executable, "-m", "flows.cli.app", "train"]
+    more = ["small", "--algorithm", "hm2", "--set", "noise=device", "--rounds", "6", "--runner", "process"]
+    begun = subprocess.Popen([*words, *more], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 300
+    while not (checkpoints := list(home.glob("runs/*/checkpoint.npz"))):
+        assert begun.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    workers = descendants(begun.pid)
+    assert workers
+    begun.kill()
+    begun.wait()
+    while any(map(at_work, workers)):
+        assert time.monotonic() < until, "its workers are still there"
+        time.sleep(0.05)
+    resume = [*words, "--resume", checkpoints[0].parent.name, "--json"]
+    resumed = subprocess.run(resume, env=environment, capture_output=True, text=True, timeout=300)
+    assert resumed.returncode == 0, resumed.stderr
+    straight = fit(Hm2(noise="device"), load_fleet(open_dataset(home / "datasets", "small")), rounds=6)
+    with np.load(checkpoints[0].parent / "results/theta.npz") as stored:
+        np.testing.assert_allclose(stored["Theta"], np.array([straight.theta[device] for device in "abcde"]).T, rtol=1e-12, atol=0)
+
+
+def at_work(pid: int) -> bool:
+    """Whether a process has not ended; one may wait for its end to be taken note of."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that one has started, and those that these have."""
+    children = [int(each) for file in Path(f"/proc/{pid}/task").glob("*/children") for each in file.read_text().split()]
+    return [one for child in children for one in (child, *descendants(child))]
 
 
 @pytest.mark.slow

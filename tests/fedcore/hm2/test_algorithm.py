@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -40,26 +41,36 @@ def test_protocol(options: dict[str, Any]) -> None:
     check_algorithm(lambda: Hm2(**options))
 
 
+BUILT = """
+from fedcore.algorithm import algorithm_class
+algorithm_class("hm2")(prior=sys.argv[1])
+"""
+UNPICKLED = """
+import pickle
+pickle.loads(Path(sys.argv[2]).with_name("algorithm.pickle").read_bytes())
+"""
 READ = """
 import sys
 from pathlib import Path
-from fedcore.algorithm import algorithm_class
 from fedcore.trees import load
-algorithm_class("hm2")(prior=sys.argv[1])
+{}
 for file in sys.argv[2:]:
     load(Path(file).read_bytes())
 """
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("made", [BUILT, UNPICKLED], ids=["built", "unpickled"])
 @pytest.mark.parametrize("prior", PRIORS)
-def test_states_are_read_back_in_a_process_that_has_done_nothing_else(prior: Any, tmp_path: Path) -> None:
-    """As a resume does, after a kill."""
+def test_states_are_read_back_in_a_process_that_has_done_nothing_else(prior: Any, made: str, tmp_path: Path) -> None:
+    """As a resume does, after a kill, and as its workers do where tasks run in processes."""
     algorithm, fleet = Hm2(prior=prior), small_fleet()
     server, spec = fit(algorithm, fleet, rounds=2).server, FleetSpec(tuple(fleet), 3)
     (tmp_path / "server.state").write_bytes(dump(server))
     (tmp_path / "device.state").write_bytes(dump(algorithm.init_device(spec, fleet["a"])))
-    words = [sys.executable, "-c", READ, prior, str(tmp_path / "server.state"), str(tmp_path / "device.state")]
+    (tmp_path / "algorithm.pickle").write_bytes(pickle.dumps(algorithm))
+    assert pickle.loads(pickle.dumps(algorithm)) == algorithm
+    words = [sys.executable, "-c", READ.format(made), prior, str(tmp_path / "server.state"), str(tmp_path / "device.state")]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

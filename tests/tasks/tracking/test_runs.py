@@ -174,6 +174,17 @@ def test_an_interrupted_run_is_continued(root: Path, run_id: str) -> None:
     assert run.data.params == {"rounds": "5", "resumed": "yes"}  # MLflow refuses to change a parameter
 
 
+def test_another_run_of_the_name_has_a_place_of_its_own(root: Path, run_id: str) -> None:
+    def of(run_uuid: str) -> Tracker:
+        tracker = open_tracker(root)
+        tracker.start(run_id, params={"eta": run_uuid}, tags={}, run_uuid=run_uuid)
+        return tracker
+
+    first, second = of("1"), of("2")
+    assert first.mlflow_run_id != second.mlflow_run_id
+    assert [of(each).mlflow_run_id for each in "12"] == [first.mlflow_run_id, second.mlflow_run_id]
+
+
 def test_a_failed_run_runs_again_when_it_is_continued(root: Path, run_id: str) -> None:
     first = open_tracker(root)
     first.start(run_id, params={}, tags={})
