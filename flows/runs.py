@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -59,12 +60,13 @@ class RunView(NamedTuple):
 
 def runs(workspace: Workspace) -> list[RunView]:
     """All runs of a project, the newest first; what is in the folder and is no run is passed over."""
-    try:
-        found = [entry.name for entry in entries(workspace.runs) if entry.folder]
-    except FileNotFoundError:
-        return []
-    folders = [RunFolder(workspace.runs / name) for name in found]
-    return sorted((view(each) for each in folders if is_file(each.path / "config.json")), key=lambda each: each.began, reverse=True)
+    return sorted((view(each) for each in _folders(workspace)), key=lambda each: each.began, reverse=True)
+
+
+def going_on(workspace: Workspace, dataset: str) -> list[str]:
+    """Runs of a project that a process of this machine has in hand, of a data set or of none that can be told. (A claim of another machine
+    may be that of a process that was killed there, which nobody here can know.)"""
+    return [folder.run_id for folder in _folders(workspace) if folder.held_by() == platform.node() and _of_data(folder) in (dataset, None)]
 
 
 def find_run(workspace: Workspace, run_id: str) -> RunFolder:
@@ -128,6 +130,20 @@ def last_rounds(folder: RunFolder, number: int) -> Sequence[Record]:
     """
     ledgers = [ledger for each in _parts(folder) if (ledger := each.ledger())]
     return ledgers[-1].history[-number:] if ledgers else ()
+
+
+def _folders(workspace: Workspace) -> list[RunFolder]:
+    try:
+        found = [entry.name for entry in entries(workspace.runs) if entry.folder]
+    except FileNotFoundError:
+        return []
+    return [RunFolder(workspace.runs / name) for name in found if is_file(workspace.runs / name / "config.json")]
+
+
+def _of_data(folder: RunFolder) -> str | None:
+    with suppress(Misuse, KeyError, TypeError):
+        return folder.read_json("config.json")["given"]["dataset"]
+    return None
 
 
 def _of(folder: RunFolder, known: RunView) -> RunView:

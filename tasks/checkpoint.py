@@ -107,7 +107,7 @@ class RunFolder:
         return is_folder(self.path)
 
     def refuse_existing(self) -> None:
-        """Raises Misuse where a run of this name has begun: its devices hold its state under this name."""
+        """Raises Misuse where a run of this name has begun: it is the one that the name stands for."""
         if self.exists:
             raise Misuse(f"there is a run {self.run_id} already: resume it, or choose another id")
 

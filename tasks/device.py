@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_not
+from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from fedcore.algorithm import DeviceResult, FleetSpec, Outcome
@@ -201,7 +202,8 @@ def continued(attempt: Attempt[Station], device_id: str, earlier: Earlier, initi
 
 
 def _check_folder(station: Station, device_id: str) -> None:
-    if station.state_folder(device_id).is_symlink():
+    folder = station.state_folder(device_id)
+    if isinstance(folder, Path) and folder.is_symlink():
         raise DeviceRefusal("its .fedlin is a link, and its state may not leave its own folder: replace the link by a folder")
 
 
@@ -232,6 +234,10 @@ def device_enrol(attempt: Attempt[Station]) -> Mapping[str, DeviceCard]:
     devices = _initial(attempt, opened)
 
     def first(device_id: str, device: Any) -> Kept:
+        before = opened[device_id].stamp
+        now = attempt.ground.dataset.stamp(device_id, before)
+        if before and (not now or now.files != before.files):
+            raise DeviceRefusal("its partition has changed, or gone, since it was read a moment ago: start the run once more")
         earlier: Earlier | None = attempt.told[device_id][0]
         if earlier:
             device = continued(attempt, device_id, earlier, device)
@@ -239,9 +245,10 @@ def device_enrol(attempt: Attempt[Station]) -> Mapping[str, DeviceCard]:
 
     kept = attempt.each(first, devices)
     kept = attempt.whole(lambda: attempt.files.keep(kept.values()), kept)
-    attempt.files.hold(
-        [Held(device_id, stamp.files, data) for device_id, (data, stamp, _) in opened.items() if stamp and device_id in kept]
-    )
+    if kept:
+        attempt.files.hold(
+            [Held(device_id, stamp.files, data) for device_id, (data, stamp, _) in opened.items() if stamp and device_id in kept]
+        )
     return {device_id: opened[device_id].card for device_id in kept}
 
 

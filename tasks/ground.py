@@ -20,7 +20,7 @@ def owner_of(device_id: str, place: int, devices_per_task: int) -> Owner:
 
 
 def kept_as(run_id: str, run_uuid: str) -> str:
-    """What files of a run are called on devices: people name runs, and two may have one name."""
+    """What a run's states and rows are called on devices: people name runs, and two may have one name."""
     return f"{run_id}.{run_uuid}" if run_uuid else run_id
 
 
@@ -48,7 +48,7 @@ class Ground:
 
     @property
     def kept_as(self) -> str:
-        """What files of the run are called on devices."""
+        """What the run's states and rows are called on devices."""
         return kept_as(self.run_id, self.run_uuid)
 
     def state_folder(self, device_id: str) -> Place:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from fedcore.data import Stamp
@@ -81,9 +82,9 @@ class Keeping:
             return found[device_id]
         if isinstance(owner, str) and found:
             raise DeviceRefusal(f"its folder holds the state of device {next(iter(found))}: give the folders their names back")
-        whose = "device" if isinstance(owner, str) else "data set"
         instead = "start a run that does not go on from it" if earlier else "start a new run"
-        raise DeviceRefusal(f"its state of run {run.run_id} is missing or damaged: restore the {whose}'s .fedlin folder, or {instead}")
+        what = f"its state of run {run.run_id} is missing or damaged"
+        raise DeviceRefusal(f"{what}: restore the {_whose(owner)}'s .fedlin folder, or {instead}")
 
     def held(self, device_id: str) -> Held | None:
         """The rows of a device as they were last read, None where they are not kept."""
@@ -115,7 +116,7 @@ class Keeping:
         try:
             self._states[run, self._owner] = content, self._in_its_folder(file, lambda: write_slots(file, raw, turn))
         except FileNotFoundError:
-            raise DeviceRefusal("its folder is gone: bring the device back, or start a new run without it") from None
+            raise DeviceRefusal(f"the {_whose(self._owner)}'s folder is gone: bring it back") from None
 
     def hold(self, held: Iterable[Held]) -> None:
         """Keep rows that were read, where there is room for them, and those of no other run: each would read its own again."""
@@ -139,8 +140,12 @@ class Keeping:
 
     def forget(self) -> None:
         """Delete all that is kept of the run."""
-        for suffix in (STATE, ROWS):
-            discard(self._file(self._ground.kept_as, self._owner, suffix))
+        files = [self._file(self._ground.kept_as, self._owner, suffix) for suffix in (STATE, ROWS)]
+        for file in files:
+            discard(file)
+        if isinstance(self._owner, int) and isinstance(folder := files[0].parent, Path):
+            with suppress(OSError):  # other cohorts' files are still there
+                folder.rmdir()
 
     def _of_other_runs(self, folder: Place) -> list[Place]:
         if isinstance(self._owner, str):
@@ -156,10 +161,7 @@ class Keeping:
 
     def _stored(self, run: str, owner: Owner) -> tuple[dict[str, Kept], Turn | None]:
         if (run, owner) not in self._states:
-            file = self._file(run, owner, STATE)
-            if isinstance(owner, int) and (file.parent.is_symlink() or file.parent.parent.is_symlink()):
-                raise DeviceRefusal("the data set's .fedlin, or the run's folder in it, is a link: replace it by a folder")
-            raw, turn = read_slots(file)
+            raw, turn = read_slots(self._file(run, owner, STATE))
             self._states[run, owner] = {each.device: each for each in load_all(raw)}, turn
         return self._states[run, owner]
 
@@ -171,7 +173,10 @@ class Keeping:
     def _file(self, run: str, owner: Owner, suffix: str) -> Place:
         if isinstance(owner, str):
             return self._ground.state_folder(owner) / f"{run}{suffix}"
-        return self._ground.dataset.path / OF_RUNS / run / f"{COHORT}{owner:05}{suffix}"
+        folder = self._ground.dataset.path / OF_RUNS / run
+        if isinstance(folder, Path) and (folder.is_symlink() or folder.parent.is_symlink()):
+            raise DeviceRefusal("the data set's .fedlin, or the run's folder in it, is a link: replace it by a folder")
+        return folder / f"{COHORT}{owner:05}{suffix}"
 
     def _in_its_folder(self, file: Place, write: Callable[[], T]) -> T:
         """What a write returns. The folder is made where it turns out to be missing, but not the one of a device that has been removed."""
@@ -182,6 +187,10 @@ class Keeping:
             make_folder(file.parent, within=there)
             sync_folder(file.parent.parent)
             return write()
+
+
+def _whose(owner: Owner) -> str:
+    return "device" if isinstance(owner, str) else "data set"
 
 
 def erase(root: Place, name: str, device_id: str) -> None:
@@ -198,6 +207,8 @@ def erase(root: Place, name: str, device_id: str) -> None:
 
 def _erase(runs: Place, device_id: str) -> None:
     for run in entries(runs) if is_folder(runs) else ():
+        if isinstance(runs, Path) and (runs.is_symlink() or (runs / run.name).is_symlink()):
+            raise Misuse("the data set's .fedlin, or a folder in it, is a link: replace it by a folder")
         for file in (runs / run.name / each.name for each in entries(runs / run.name)):
             if file.name.startswith(f".{COHORT}") and file.name.endswith(HALF_WRITTEN):
                 discard(file)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from collections import Counter
 from typing import Annotated
 
@@ -132,15 +131,13 @@ def remove(
     device: Annotated[str, typer.Option(help="Id of the device.", show_default=False)],
     as_json: options.AsJson = False,
 ) -> None:
-    """Delete a device's rows, and the state that it keeps of runs; not while a run of the data set goes on, which would write it anew."""
-    from flows.runs import runs
+    """Delete a device's rows, and the state that it keeps of runs; not while a run of the project goes on, which would write it anew."""
+    from flows.runs import going_on
 
     workspace = Workspace.find()
     datasets = workspace.datasets
-    for run in runs(workspace):
-        # A claim of another machine may be that of a process that was killed there, which nobody here can know.
-        if run.dataset == name and run.machine == platform.node():
-            raise Misuse(f"run {run.run_id} goes on with data set {name!r}: wait for it, or end it and resume it afterwards")
+    for run_id in going_on(workspace, name):
+        raise Misuse(f"run {run_id} goes on with data set {name!r}: wait for it, or end it and resume it afterwards")
     erase(datasets, name, device)  # first: a removal that is cut short can be asked for again
     remove_device(datasets, name, device)
     if as_json:

@@ -157,7 +157,7 @@ class Tracker:
         trained
             What it trains on, where it trains.
         run_uuid
-            What tells it from others of its name; kept as the tag ``fedlin.run_uuid``. Runs from before they had one are found by name.
+            What tells it from others of its name; kept as the tag ``fedlin.run_uuid``; empty for runs from before they had one.
 
         Raises
         ------
@@ -166,10 +166,9 @@ class Tracker:
         """
         with usable(self.uri):
             own = {RUN_ID: run_id} | ({RUN_UUID: run_uuid} if run_uuid else {})
-            known = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in own.items())
-            runs = self._client.search_runs([self._experiment_id], known, max_results=1)
-            if runs:
-                run = runs[0]
+            named = self._client.search_runs([self._experiment_id], f"tags.`{RUN_ID}` = '{run_id}'")
+            run = next((each for each in named if each.data.tags.get(RUN_UUID, "") == run_uuid), None)
+            if run:
                 self._client.update_run(run.info.run_id, status="RUNNING")
             else:
                 run = self._client.create_run(self._experiment_id, run_name=_named(run_id, params), tags=own)

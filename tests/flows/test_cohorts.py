@@ -457,25 +457,42 @@ def test_no_device_is_removed_under_the_hands_of_a_run(
     assert "b" not in dataset.device_ids
 
 
-@pytest.mark.parametrize("shared", [1, 2])
+@pytest.mark.parametrize(("shared", "moment"), [(1, "read"), (2, "read"), (1, "written")])
 def test_a_device_that_is_removed_while_it_enrols_does_not_come_back(
-    shared: int, server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
+    shared: int, moment: str, server: Orchestrator, home: Path, fleet: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knows of the run yet. What cohorts keep is not in the device's folder."""
-    dataset, original = fleet(), Dataset.loaded
+    """Nobody knows of the run yet: its folder is made once all have enrolled."""
+    dataset = fleet()
 
-    def removed(self: Dataset, device_id: str) -> Any:
-        found = original(self, device_id)
+    def remove() -> None:
+        erase(home / "datasets", "small", "b")
+        shutil.rmtree(dataset.path / "device=b")
+
+    loaded, keep = Dataset.loaded, Keeping.keep
+
+    def removed_when_read(self: Dataset, device_id: str) -> Any:
+        found = loaded(self, device_id)
         if device_id == "b":
-            shutil.rmtree(dataset.path / "device=b")
+            remove()
         return found
 
-    monkeypatch.setattr(Dataset, "loaded", removed)
+    def removed_when_written(self: Keeping, kept: Any) -> None:
+        kept = list(kept)
+        if any(each.device == "b" for each in kept):
+            remove()
+        keep(self, kept)
+
+    if moment == "read":
+        monkeypatch.setattr(Dataset, "loaded", removed_when_read)
+    else:
+        monkeypatch.setattr(Keeping, "keep", removed_when_written)
     config = read_config({"dataset": "small", "rounds": 1, "devices_per_task": shared})
-    refusal = train(config, run_id="run", return_state=True).result(raise_on_failure=False)
-    if shared == 1:
-        assert "device b: its folder is gone: bring the device back, or start a new run without it" in str(refusal)
+    refusal = str(train(config, run_id="run", return_state=True).result(raise_on_failure=False))
+    why = "its partition has changed, or gone, since it was read a moment ago" if moment == "read" else "the device's folder is gone"
+    assert f"device b: {why}" in refusal
     assert "b" not in dataset.device_ids
+    assert not list(dataset.path.glob("**/*.state")) + list(dataset.path.glob("**/*.rows")), "of the others neither: no run has begun"
+    assert not list(dataset.path.glob(".fedlin/*"))
 
 
 def test_a_folder_of_a_cohorts_states_that_has_become_a_link_is_not_followed(
@@ -488,11 +505,17 @@ def test_a_folder_of_a_cohorts_states_that_has_become_a_link_is_not_followed(
         own, outside = dataset.path / link.format(f"run-{len(link)}.{uuid}"), home / f"outside-{len(link)}"
         own.rename(outside)
         own.symlink_to(outside)
-        before = {file: file.read_bytes() for file in outside.rglob("*.state")}
-        assert len(before) == 3
+        before = {file: file.read_bytes() for file in outside.rglob("cohort-*")}
+        assert len(before) == 6, "states and rows"
         assert run(home, None, f"run-{len(link)}")["outcome"] == "quorum_lost"
-        assert "the data set's .fedlin, or the run's folder in it, is a link: replace it by a folder" in capfd.readouterr().err
-        assert {file: file.read_bytes() for file in outside.rglob("*.state")} == before
+        why = "is a link: replace it by a folder"
+        assert f"the data set's .fedlin, or the run's folder in it, {why}" in capfd.readouterr().err
+        with pytest.raises(Misuse, match=why):
+            erase(home / "datasets", "small", "b")
+        if link == ".fedlin":
+            refusal = train(read_config(settings), run_id="another", return_state=True).result(raise_on_failure=False)
+            assert why in str(refusal)
+        assert {file: file.read_bytes() for file in outside.rglob("cohort-*")} == before
         own.unlink()
 
 

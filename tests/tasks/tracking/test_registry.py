@@ -29,10 +29,10 @@ def registry(root: Path, request: pytest.FixtureRequest) -> Registry:
     return Registry.open(model_name(request.node.name), default_store=root / "mlflow.db")
 
 
-def tracked(root: Path, run_id: str) -> str:
+def tracked(root: Path, run_id: str, run_uuid: str = "") -> str:
     """A run in MLflow; returns its id there."""
     tracker = Tracker.open(None, default_store=root / "mlflow.db", artifacts=root / "artifacts", experiment="pumps")
-    tracker.start(run_id, params={}, tags={})
+    tracker.start(run_id, params={}, tags={}, run_uuid=run_uuid)
     return tracker.mlflow_run_id
 
 
@@ -66,6 +66,12 @@ def test_there_and_back(registry: Registry, root: Path) -> None:
 def test_a_run_is_one_version_however_often_it_is_registered(registry: Registry, root: Path) -> None:
     mlflow_run = tracked(root, "run-3")
     assert registry.register("run-3", mlflow_run, {}) == registry.register("run-3", mlflow_run, {}) == Version(1, "run-3")
+
+
+def test_runs_of_one_name_are_versions_of_their_own(registry: Registry, root: Path) -> None:
+    runs = [tracked(root, "run-6"), tracked(root, "run-6", "another")]
+    assert runs[0] != runs[1]
+    assert [registry.register("run-6", each, {}) for each in (*runs, *runs)] == [Version(number, "run-6") for number in (1, 2, 1, 2)]
 
 
 def test_decisions_are_kept_side_by_side_and_told_by_time(registry: Registry, root: Path) -> None:

@@ -182,7 +182,9 @@ def test_another_run_of_the_name_has_a_place_of_its_own(root: Path, run_id: str)
 
     first, second = of("1"), of("2")
     assert first.mlflow_run_id != second.mlflow_run_id
-    assert [of(each).mlflow_run_id for each in "12"] == [first.mlflow_run_id, second.mlflow_run_id]
+    older = of("")  # of before runs had uuids
+    assert older.mlflow_run_id not in (first.mlflow_run_id, second.mlflow_run_id)
+    assert [of(each).mlflow_run_id for each in ("1", "2", "")] == [each.mlflow_run_id for each in (first, second, older)]
 
 
 def test_a_failed_run_runs_again_when_it_is_continued(root: Path, run_id: str) -> None:
