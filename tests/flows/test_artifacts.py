@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterId
 
 import flows.artifacts
 from flows.artifacts import MOST, PAUSE, RunArtifacts, run_artifacts, table
@@ -113,7 +115,8 @@ def test_artifacts_in_prefect_are_brought_up_to_date(server: Orchestrator) -> No
 
     ids = rounds(())
     with get_client(sync_client=True) as client:
-        found = {str(each.id): each for each in client.read_artifacts() if str(each.id) in ids}
+        ours = ArtifactFilter(id=ArtifactFilterId(any_=[UUID(each) for each in ids]))
+        found = {str(each.id): each for each in client.read_artifacts(artifact_filter=ours)}
     progress, rows = (found[each] for each in ids)
     assert (progress.type, progress.data) == ("progress", 50.0)  # rounds of other phases do not count
     assert rows.type == "table"

@@ -18,6 +18,7 @@ import numpy as np
 import polars
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import State
 
 import flows
@@ -200,8 +201,8 @@ def asked(world: World, site: str, parameters: dict[str, Any]) -> State[Any]:
 def last_request(run_id: str, site: str) -> dict[str, str]:
     """A letter that the server has sent, as everybody who reaches the Prefect server may read it."""
     with get_client(sync_client=True) as client:
-        runs = client.read_flow_runs(limit=200)
-    sent = [run.parameters["letter"] for run in runs if run_id in run.tags and run.name.endswith(f" round {ROUNDS} {site}")]
+        runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[run_id])))
+    sent = [run.parameters["letter"] for run in runs if run.name.endswith(f" round {ROUNDS} {site}")]
     return sent[0]
 
 
