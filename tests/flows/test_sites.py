@@ -112,8 +112,10 @@ class World(NamedTuple):
         assert worker.stdout.readline() == f"Worker '{name}' started!\n", worker.communicate()[1]
 
     def audit(self, name: str) -> list[dict[str, Any]]:
+        """What has been noted so far; the last line may be half there, since it is seen page by page while it is written."""
         log = self.home(name) / "sites" / name / "audit.jsonl"
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 @pytest.fixture(scope="module")
