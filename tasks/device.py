@@ -16,6 +16,7 @@ from fedcore.algorithm import DeviceResult, FleetSpec, Outcome
 from fedcore.comparison import HURT
 from fedcore.data import DeviceCard, DeviceSummary, Stamp
 from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, scored_rows
+from fedcore.data.places import is_folder
 from fedcore.data.trajectory import Trajectory
 from fedcore.deadline import check_deadline, deadline, seconds_left
 from fedcore.errors import DeviceRefusal, Misuse
@@ -207,6 +208,11 @@ def _check_folder(station: Station, device_id: str) -> None:
         raise DeviceRefusal("its .fedlin is a link, and its state may not leave its own folder: replace the link by a folder")
 
 
+def _check_there(station: Station, device_id: str) -> None:
+    if not is_folder(station.state_folder(device_id).parent):  # what a cohort keeps of it would stay for good
+        raise DeviceRefusal("its folder has gone since it was read a moment ago: bring it back")
+
+
 def _read(attempt: Attempt[Station], kept: Kept) -> DeviceData:
     data, card = attempt.ground.dataset.loaded(kept.device)
     if card.sha256 != kept.fingerprint:
@@ -234,10 +240,7 @@ def device_enrol(attempt: Attempt[Station]) -> Mapping[str, DeviceCard]:
     devices = _initial(attempt, opened)
 
     def first(device_id: str, device: Any) -> Kept:
-        before = opened[device_id].stamp
-        now = attempt.ground.dataset.stamp(device_id, before)
-        if before and (not now or now.files != before.files):
-            raise DeviceRefusal("its partition has changed, or gone, since it was read a moment ago: start the run once more")
+        _check_there(attempt.ground, device_id)
         earlier: Earlier | None = attempt.told[device_id][0]
         if earlier:
             device = continued(attempt, device_id, earlier, device)

@@ -114,7 +114,7 @@ class Registry:
                     if error.error_code != "RESOURCE_ALREADY_EXISTS":  # else another process has made it meanwhile
                         raise
             for each in self._versions():
-                if each.run_id == mlflow_run_id:  # another run may have the name
+                if (each.tags.get(RUN_ID), each.run_id) == (run_id, mlflow_run_id):  # another run may have the name
                     return _version(each)
             source = self._client.get_run(mlflow_run_id).info.artifact_uri
             assert source is not None
