@@ -75,6 +75,7 @@ def test_on_the_command_line(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the children of a process from /proc")
 def test_killed_with_its_workers_and_resumed(home: Path, fleet: Callable[..., Dataset], environment: dict[str, str]) -> None:
     """Of workers that have read no state yet; those of the process that was killed end with it."""
     fleet()
