@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from random import Random
 from statistics import median
-from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -134,26 +134,18 @@ class LeftOut(Exception):
     """Something cannot be measured here, and the text says why."""
 
 
-class Timing(NamedTuple):
-    """Wall times of one program, in seconds."""
-
-    times: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        """The middle one."""
-        return median(self.times)
-
-
-def alternate(programs: Sequence[Callable[[], float]], repeats: int) -> list[Timing]:
-    """Times of programs, each of which tells its own seconds, taken in turns, so that what else the machine does meets all of them."""
-    times = [[program() for program in programs] for _ in range(repeats)]
-    return [Timing(tuple(column)) for column in zip(*times, strict=True)]
-
-
 def medians(programs: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, float]:
-    """The median of each program's times, by name; see `alternate`."""
-    return {name: each.median for name, each in zip(programs, alternate(list(programs.values()), repeats), strict=True)}
+    """The median of each program's times, by name; each program tells its own seconds.
+
+    They take turns, so that what else the machine does meets all of them, and the order of every turn is drawn, so that nobody always
+    comes after the same program: what one leaves behind (cold caches, memory handed back) the next one pays for.
+    """
+    draw, names = Random(0), list(programs)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(repeats):
+        for name in draw.sample(names, len(names)):
+            times[name].append(programs[name]())
+    return {name: median(each) for name, each in times.items()}
 
 
 def ratio(ours: float, theirs: float | None) -> float | None:

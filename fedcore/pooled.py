@@ -127,10 +127,13 @@ class Pooled(BatchedAlgorithm[Server, Device, Down, Up]):
 
     def _compressed(self, rows: Rows) -> tuple[Floats, float]:
         factor = _factor_of_rows(rows)
-        theta, _ = solve(factor[:-1], self.penalty)
         with np.errstate(over="ignore", invalid="ignore"):
-            residual = factor[:, -1] - factor[:, :-1] @ theta
-            loss = float(residual @ residual) / rows.n
+            if not self.penalty and _independent(factor[:-1, :-1]):
+                loss = float(factor[-1, -1] ** 2) / rows.n  # the residual of the solution, which is not needed for it
+            else:
+                theta, _ = solve(factor[:-1], self.penalty)
+                residual = factor[:, -1] - factor[:, :-1] @ theta
+                loss = float(residual @ residual) / rows.n
         if not np.isfinite(loss):
             raise Misuse("least squares on its rows overflow: scale features and target")
         return factor[:-1], loss

@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from upath import UPath
 
 import tasks as tasks
 from fedcore.data.places import place
 
 # No test depends on how fast the machine is, and those that are given examples neither.
-settings.register_profile("fedlin", deadline=None)
+settings.register_profile("fedlin", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedlin")
 
 

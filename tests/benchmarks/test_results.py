@@ -6,13 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
 
 from benchmarks.page import figure, render
 from benchmarks.programs import peer, present
-from benchmarks.results import Bar, Cell, LeftOut, Machine, Part, Results, alternate, medians, ratio
+from benchmarks.results import Bar, Cell, LeftOut, Machine, Part, Results, medians, ratio
 from benchmarks.running import PARTS, in_own_process, run
 
 ROOT = Path(__file__).parents[2]
@@ -120,17 +122,19 @@ def test_peers_that_are_absent_are_left_out_with_a_note(tmp_path: Path, monkeypa
         peer("mixed.R")
 
 
-def test_programs_take_turns() -> None:
+def test_programs_take_turns_in_drawn_orders() -> None:
     seen: list[str] = []
 
     def program(name: str, *times: float) -> float:
         seen.append(name)
-        return times[seen.count(name) - 1]
+        return times[(seen.count(name) - 1) % len(times)]
 
-    runs = {"a": lambda: program("a", 1.0, 5.0, 3.0), "b": lambda: program("b", 2.0, 2.0, 8.0)}
-    assert medians(runs, 3) == {"a": 3.0, "b": 2.0}
-    assert seen == ["a", "b"] * 3
-    assert [each.times for each in alternate([lambda: 1.0], 2)] == [(1.0, 1.0)]
+    runs = {"a": lambda: program("a", 1.0, 5.0, 3.0), "b": lambda: program("b", 2.0, 2.0, 8.0), "c": lambda: program("c", 1.0)}
+    assert list(medians(runs, 3).items()) == [("a", 3.0), ("b", 2.0), ("c", 1.0)]
+    assert all(set(seen[turn : turn + 3]) == set(runs) for turn in (0, 3, 6))
+    medians(runs, 97)
+    followed = Counter(pairwise(seen))
+    assert min(followed[a, b] for a, b in permutations(runs, 2)) > 10, "one program always comes after the same"
 
 
 @pytest.mark.parametrize(
