@@ -11,7 +11,7 @@ demo: $(READY)
 	$(BIN)/fedlin train demo --config deployments/demo.toml
 
 test: $(READY) .venv/.browser
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	$(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff check
