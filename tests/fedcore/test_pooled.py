@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fedcore import DeviceData, Ditto, FedAvg, Misuse, Pooled, Separate, fit
 from fedcore.algorithm import FleetSpec
 from fedcore.messages import nbytes
+from fedcore.pooled import BLOCK
 from fedcore.separate import separate_rival
 from fedcore.testing import equal, small_fleet
 
@@ -137,6 +138,18 @@ def test_the_loss_is_that_of_the_devices_own_solution() -> None:
     fleet = small_fleet()
     losses = [np.mean((data.train.y - data.train.X @ np.linalg.lstsq(*data.train)[0]) ** 2) for data in fleet.values()]
     assert fit(Pooled(), fleet).history[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "d"), [(150_001, 1), (50_003, 3), (1_000, 200)])
+def test_rows_of_several_blocks(n: int, d: int) -> None:
+    assert n > 2 * max(d, BLOCK // d)
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n, d)) * np.geomspace(0.1, 10.0, d)
+    y = X @ rng.standard_normal(d) + rng.standard_normal(n)
+    expected, (squares,), *_ = np.linalg.lstsq(X, y)
+    found = fit(Pooled(), {"a": DeviceData.of(X, y)})
+    assert_close(found.theta["a"], expected)
+    assert found.history[0]["loss"] == pytest.approx(squares / n, rel=1e-12)
 
 
 @pytest.mark.parametrize("penalty", [0.0, 3.0])
