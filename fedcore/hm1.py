@@ -297,7 +297,12 @@ class Hm1(LocalSteps, BatchedAlgorithm[Server, LocalProblem, Down, Up]):
         return Continue()
 
     def finalize(self, down: Down, device: LocalProblem, data: DeviceData) -> DeviceResult:
-        return DeviceResult(down.theta)
+        return self.finalize_devices([down], [device], [data])[0]
+
+    def finalize_devices(
+        self, downs: Sequence[Down], devices: Sequence[LocalProblem], datas: Sequence[DeviceData]
+    ) -> Sequence[DeviceResult]:
+        return [DeviceResult(theta) for theta in stacked(downs).theta]
 
     def continued_server(self, server: Server, places: Sequence[int | None], spec: FleetSpec) -> Server:
         """Theta and Omega, with those who join at 0 and the fleet's mean variance.
