@@ -77,7 +77,7 @@ def prepare(frame: pl.DataFrame, contract: Contract, where: str, fitted: Fitted 
     frame, parts = complete_rows(frame, contract, where)
     # Overflow is looked for once, in the result.
     with np.errstate(over="ignore", invalid="ignore"):
-        ranges = _ranges(frame.filter(~parts.test), contract, where, fitted)
+        ranges = _ranges(frame, ~parts.test, contract, where, fitted)
         X = _design(frame, contract, ranges, where, fitted)
         y = frame[contract.target].to_numpy().astype(np.float64)
         if ranges.target:
@@ -93,7 +93,7 @@ def device_ranges(frame: pl.DataFrame, contract: Contract, where: str, fitted: F
     """What `prepare` scales this device's rows by; parameters and errors as there."""
     _check_fitted(contract, fitted)
     frame, parts = complete_rows(frame, contract, where)
-    return _ranges(frame.filter(~parts.test), contract, where, fitted)
+    return _ranges(frame, ~parts.test, contract, where, fitted)
 
 
 def predict(frame: pl.DataFrame, theta: Floats, contract: Contract, ranges: Ranges, where: str, fitted: Fitted | None = None) -> Floats:
@@ -155,12 +155,13 @@ def _check_fitted(contract: Contract, fitted: Fitted | None) -> None:
         raise Misuse("the design of this data set depends on the whole fleet: fit its preprocessing first, or use load_fleet")
 
 
-def _ranges(segment: pl.DataFrame, contract: Contract, where: str, fitted: Fitted | None) -> Ranges:
+def _ranges(frame: pl.DataFrame, segment: Booleans, contract: Contract, where: str, fitted: Fitted | None) -> Ranges:
+    """Of the rows in the segment; only columns that are scaled by them are looked at."""
     scaled = [name for name in contract.numeric if not _power(contract, name)] if contract.scaling.features == "train" else []
-    features = {name: _range(_numbers(segment[name], fitted), name, where) for name in scaled}
+    features = {name: _range(_numbers(frame[name], fitted)[segment], name, where) for name in scaled}
     if contract.scaling.target == "none":
         return Ranges(features, None)
-    return Ranges(features, _range(segment[contract.target].to_numpy().astype(np.float64), contract.target, where))
+    return Ranges(features, _range(frame[contract.target].to_numpy().astype(np.float64)[segment], contract.target, where))
 
 
 def _range(values: Floats, name: str, where: str) -> Range:
