@@ -16,6 +16,7 @@ from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
+from flows import signals
 from flows.wrapping import with_parameters_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,12 +65,13 @@ class Cancellation:
 
 
 def cancellable(function: F) -> F:
-    """Make a flow's function end as Cancelled where its run was cancelled; put it right below `@flow`."""
+    """Make a flow's function end where its run was cancelled, as Cancelled, or told to end by a signal; put it right below `@flow`."""
 
     @functools.wraps(function)
     def ending(*args: Any, **kwargs: Any) -> State[None]:
         try:
-            return function(*args, **kwargs)
+            with signals.noted():
+                return function(*args, **kwargs)
         except RunCancelled as reason:
             return Cancelled(message=str(reason))
 

@@ -28,7 +28,7 @@ from fedcore.data import Dataset, Fitted, open_contract, open_dataset
 from fedcore.data.places import read_file, write_durably
 from fedcore.errors import Misuse
 from fedcore.rounds import RunState, rounds
-from flows import garbage
+from flows import garbage, signals
 from flows.artifacts import run_artifacts
 from flows.asking import once
 from flows.cancelling import Cancellation
@@ -277,6 +277,7 @@ def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[
             run.metrics.show([*before, *checkpoint.history])
             _await_recorder(fleet)
             if not report.outcome:
+                signals.check()
                 cancellation.check()
             processor.next_round()
             started = time.perf_counter()

@@ -216,7 +216,7 @@ def test_interrupted_says_how_to_go_on(
     folder = await_round(home, 2)
     begun.send_signal(number)
     out, err = begun.communicate(timeout=LIMIT)
-    assert begun.returncode == status
+    assert begun.returncode == status, err
     assert out == ""
     words = f"fedlin: error: {what}: a run that has begun its rounds goes on with fedlin train --resume {folder.name}"
     assert err.splitlines()[-1] == words
