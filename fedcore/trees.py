@@ -26,6 +26,8 @@ Arrays = dict[str, NDArray[Any]]
 
 SCALARS = (float, int, bool, str)
 Build = Callable[[Iterator[NDArray[Any]]], Any]
+Place = tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"], int]
+"""Of a leaf: type, shape, order in memory, and where it begins after the head."""
 
 STRUCTURE = "structure"
 MARK = b"fedlin1\n"
@@ -129,11 +131,7 @@ def load(raw: bytes) -> Any:
     try:
         head = raw[start + 8 : at]
         layout, build = _read_head(head) if len(head) <= LONGEST else _read_head.__wrapped__(head)
-        leaves: list[NDArray[Any]] = []
-        for kind, count, shape, order in layout:
-            leaf = np.frombuffer(content, kind, count, at)
-            leaves.append(leaf.reshape(shape, order=order))
-            at += leaf.nbytes + -leaf.nbytes % ALIGNED
+        leaves = [np.ndarray(shape, kind, content, at + offset, None, order) for kind, shape, order, offset in layout]
         return build(iter(leaves))
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError, StopIteration):
         raise Misuse(FOREIGN) from None
@@ -236,10 +234,18 @@ def _head(form: Any) -> bytes:
 
 
 @lru_cache(maxsize=FORMS)
-def _read_head(head: bytes) -> tuple[list[tuple[np.dtype[Any], int, tuple[int, ...], Literal["C", "F"]]], Build]:
-    """How to read a form's leaves, and to build a state from them."""
-    structure, layout = json.loads(head)
-    return [(np.dtype(kind), math.prod(shape), tuple(shape), order) for kind, shape, order in layout], _builder(structure)
+def _read_head(head: bytes) -> tuple[list[Place], Build]:
+    """How to read a form's leaves, with where each begins, and to build a state from them."""
+    structure, described = json.loads(head)
+    layout, offset = list[Place](), 0
+    for kind, shape, order in described:
+        dtype = np.dtype(kind)
+        if dtype.hasobject:  # a file's bytes as addresses
+            raise ValueError
+        layout.append((dtype, tuple(shape), order, offset))
+        size = math.prod(shape) * dtype.itemsize
+        offset += size + -size % ALIGNED
+    return layout, _builder(structure)
 
 
 def _leaves(form: Any) -> list[tuple[str, tuple[int, ...], str]]:

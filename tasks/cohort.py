@@ -7,12 +7,13 @@ state, for whoever may read its rows.
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
@@ -27,6 +28,7 @@ from tasks.keeping import Keeping
 G = TypeVar("G", bound=Ground)
 A = TypeVar("A")
 B = TypeVar("B")
+F = TypeVar("F", bound=Callable[..., Any])
 
 RETRIES = 2
 """How often devices are tried again where what stopped them may pass."""
@@ -226,6 +228,7 @@ def device_task(
             cache_policy=NO_CACHE,
             persist_result=False,
         )
+        @_signed
         def run(ground: Ground, errand: Errand) -> Answered:
             tries = task_run.run_count or RETRIES + 1
             _carry_out(work, stage, ground, errand, tries - 1)
@@ -238,6 +241,12 @@ def device_task(
         return run
 
     return decorate
+
+
+def _signed(function: F) -> F:
+    """The function with its signature at hand: Prefect asks for it four times a task run, and Python would work it out each time."""
+    cast(Any, function).__signature__ = inspect.signature(function)
+    return function
 
 
 def _carry_out(work: Callable[[Attempt[Any]], Mapping[str, Any]], stage: str, ground: Ground, errand: Errand, before: int) -> None:
