@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 SCALARS = (bool, int, float, str, np.generic)
+
+T = TypeVar("T")
+
+_NEW = cast("Any", tuple).__new__
+_BY_ROWS, _TYPE = attrgetter("flags.c_contiguous"), attrgetter("dtype")
 
 
 def together(trees: Sequence[Any]) -> Any:
@@ -32,6 +38,11 @@ def together(trees: Sequence[Any]) -> Any:
         return None
 
 
+def tuple_like(like: T, parts: Iterable[Any]) -> T:
+    """The tuple of these parts of the class that another one is of, as `NamedTuple._make` makes it: one for each device of a fleet."""
+    return _NEW(type(like), parts)
+
+
 class _Different(Exception):
     pass
 
@@ -46,11 +57,13 @@ def _joined(trees: Sequence[Any]) -> Any:
         if len(set(map(len, trees))) > 1:
             raise _Different
         parts = [_joined(column) for column in zip(*trees, strict=True)]
-        return tuple(parts) if kind is tuple else cast("Any", kind)(*parts)
+        return tuple_like(trees[0], parts)
     if kind is np.ndarray:
-        first = trees[0].shape, trees[0].dtype, True
-        if any((array.shape, array.dtype, array.flags.c_contiguous) != first for array in trees):
+        if not all(map(_BY_ROWS, trees)) or list(map(_TYPE, trees)).count(trees[0].dtype) < len(trees):
             raise _Different
     elif not issubclass(kind, SCALARS):
         raise _Different
-    return np.array(trees)
+    try:
+        return np.array(trees)
+    except ValueError:  # their shapes differ
+        raise _Different from None

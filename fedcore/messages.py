@@ -7,13 +7,13 @@ and which still reads as a sequence of single messages, which is what a fan-out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.alike import together
+from fedcore.alike import together, tuple_like
 from fedcore.rows import Scalar
 
 Columns = slice | NDArray[np.intp]
@@ -159,7 +159,7 @@ def columns(cohort: Sequence[int], K: int) -> Columns:
 
 
 def _mapped(function: Callable[[Any], Any], fields: M) -> M:
-    return _make(fields, (_part(function, field) for field in fields))
+    return tuple_like(fields, (_part(function, field) for field in fields))
 
 
 def _part(function: Callable[[Any], Any], field: Any) -> Any:
@@ -174,13 +174,9 @@ def _split(fields: M, length: int) -> list[M]:
     columns: list[Any] = [
         [None] * length if field is None else _split(cast("Any", field), length) if isinstance(field, tuple) else field for field in fields
     ]
-    return [_make(fields, row) for row in zip(*columns, strict=True)]
+    return [tuple_like(fields, row) for row in zip(*columns, strict=True)]
 
 
 def _joined(messages: Sequence[M]) -> M:
     columns: Iterator[tuple[Any, ...]] = zip(*messages, strict=True)
-    return _make(messages[0], (_joined(column) if isinstance(column[0], tuple) else np.array(column) for column in columns))
-
-
-def _make(like: M, fields: Iterable[Any]) -> M:
-    return cast("Any", tuple(fields) if type(like) is tuple else type(like)(*fields))
+    return tuple_like(messages[0], (_joined(column) if isinstance(column[0], tuple) else np.array(column) for column in columns))

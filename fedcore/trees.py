@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.alike import together
+from fedcore.alike import together, tuple_like
 from fedcore.errors import Misuse
 
 Arrays = dict[str, NDArray[Any]]
@@ -185,11 +185,7 @@ def _split(tree: Any, length: int) -> list[Any]:
         return array.tolist() if array.dtype.kind == "U" else list(array)
     if not tree:  # None, or a tuple of nothing
         return [tree] * length
-    return [_like(tree, row) for row in zip(*(_split(part, length) for part in tree), strict=True)]
-
-
-def _like(tree: Any, parts: Sequence[Any]) -> Any:
-    return tuple(parts) if type(tree) is tuple else type(tree)(*parts)
+    return [tuple_like(tree, row) for row in zip(*(_split(part, length) for part in tree), strict=True)]
 
 
 def _form(tree: object, leaves: list[NDArray[Any]]) -> Any:
