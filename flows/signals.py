@@ -35,6 +35,7 @@ def noted() -> Generator[None]:
     os.set_blocking(_notes, False)
     os.set_blocking(noting, False)
     before = signal.set_wakeup_fd(noting, warn_on_full_buffer=False)
+    signal.siginterrupt(signal.SIGINT, True)  # polars, when it is imported, has waits outlast it: Ctrl-C would come after a device's step
     try:
         yield
     except Exception:

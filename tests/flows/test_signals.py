@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread, Timer
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,19 @@ def test_a_signal_that_became_an_error_is_raised_in_its_place(number: int) -> No
 def test_an_error_without_a_signal_stays() -> None:
     with pytest.raises(ValueError, match="its own"), signals.noted():
         raise ValueError("its own")
+
+
+def test_ctrl_c_ends_a_wait() -> None:
+    woken, told = Event(), Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    waker = Timer(60, woken.set)
+    told.start()
+    waker.start()
+    try:
+        with pytest.raises(KeyboardInterrupt), signals.noted():
+            woken.wait()
+        assert not woken.is_set()
+    finally:
+        waker.cancel()
 
 
 def test_one_within_another_leaves_the_outer_one_as_it_was() -> None:
