@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -192,12 +192,16 @@ class RunFolder:
         Misuse
             Where it is missing or damaged.
         """
+        found = None
         try:
-            return json.loads(read_file(self.path / name))
+            found = json.loads(read_file(self.path / name))
         except PlaceAway:
             raise
         except (OSError, ValueError):
-            raise Misuse(f"run {self.run_id}: {name} is missing or damaged: restore it, or start a new run") from None
+            pass
+        if not isinstance(found, dict):
+            raise Misuse(f"run {self.run_id}: {name} is missing or damaged: restore it, or start a new run")
+        return cast("dict[str, Any]", found)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Replace one of the folder's JSON files, atomically.
