@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: skip
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks.running import FAILED, PARTS, in_own_process, run
+from benchmarks.running import FAILED, PARTS, check_folder, in_own_process, run
 
 HERE = Path(__file__).parent
 QUICK = HERE.parent / "build" / "benchmarks"
@@ -29,10 +30,17 @@ def main(
     if unknown := [name for name in asked if name not in PARTS]:
         raise typer.BadParameter(f"there is no part {unknown[0]!r}: choose of {', '.join(PARTS)}")
     folder = QUICK if quick else HERE
-    folder.mkdir(parents=True, exist_ok=True)
+    check_folder(folder)
+    signal.signal(signal.SIGTERM, _terminated)
+    signal.siginterrupt(signal.SIGINT, True)  # polars, when it is imported, has waits outlast Ctrl-C
     entries = [run(name, quick, folder, in_own_process) for name in PARTS if name in asked]
     if any(entry.left_out.startswith(FAILED) for entry in entries):
         raise typer.Exit(1)
+
+
+def _terminated(number: int, _: object) -> None:
+    typer.echo("terminated: parts that were measured are kept", err=True)
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

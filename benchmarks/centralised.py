@@ -64,6 +64,7 @@ def measure(quick: bool) -> Part:
         columns=("program", "it / NumPy", "ms"),
         rows=tuple((name, taken / seconds[floor] if name != floor else None, 1e3 * taken) for name, taken in seconds.items()),
         bars=(Bar(what="ours / NumPy's normal equations", value=ours / seconds[floor], limit=1.3),),
+        runs=seconds.runs,
         notes=(
             f"Coefficients differ by at most {apart:.1e}.",
             "Ours also tells each device's own training error, and hands back one result a device.",

@@ -141,6 +141,7 @@ def measure(quick: bool) -> Part:
         ),
         columns=("program", "it / NUTS", "ms"),
         rows=tuple((name, None if nuts is None or name == "NUTS" else taken / nuts, 1e3 * taken) for name, taken in seconds.items()),
+        runs=seconds.runs,
         bars=(
             Bar(what="ms, phi", value=1e3 * ours, limit=50.0),
             Bar(what="phi / NUTS", value=ratio(ours, nuts), limit=0.001),

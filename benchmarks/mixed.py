@@ -71,6 +71,7 @@ def measure(quick: bool) -> Part:
         rows=tuple(
             (name, ratio(ours, taken) if name != "ours" else None, 1e3 * taken, f"{reached[name]:.4f}") for name, taken in seconds.items()
         ),
+        runs=seconds.runs,
         bars=(
             Bar(what="ours / lme4", value=ratio(ours, seconds.get("lme4")), limit=1.0),
             Bar(what="log likelihoods apart", value=apart, limit=0.01),

@@ -46,6 +46,8 @@ class Part(BaseModel):
         What has to hold.
     notes
         What a reader has to know to judge the figures.
+    runs
+        By program, the seconds that a median is of, in the order in which they were measured.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -56,6 +58,7 @@ class Part(BaseModel):
     rows: tuple[tuple[Cell, ...], ...]
     bars: tuple[Bar, ...] = ()
     notes: tuple[str, ...] = ()
+    runs: Mapping[str, Sequence[float]] = {}
 
 
 class Machine(BaseModel):
@@ -134,8 +137,22 @@ class LeftOut(Exception):
     """Something cannot be measured here, and the text says why."""
 
 
-def medians(programs: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, float]:
-    """The median of each program's times, by name; each program tells its own seconds.
+class Medians(dict[str, float]):
+    """Programs' median times in seconds, by name.
+
+    Attributes
+    ----------
+    runs
+        The times that they are of.
+    """
+
+    def __init__(self, runs: Mapping[str, Sequence[float]]) -> None:
+        super().__init__({name: median(each) for name, each in runs.items()})
+        self.runs = runs
+
+
+def medians(programs: Mapping[str, Callable[[], float]], repeats: int) -> Medians:
+    """The median of each program's times; each program tells its own seconds.
 
     They take turns, so that what else the machine does meets all of them, and the order of every turn is drawn, so that nobody always
     comes after the same program: what one leaves behind (cold caches, memory handed back) the next one pays for.
@@ -145,7 +162,7 @@ def medians(programs: Mapping[str, Callable[[], float]], repeats: int) -> dict[s
     for _ in range(repeats):
         for name in draw.sample(names, len(names)):
             times[name].append(programs[name]())
-    return {name: median(each) for name, each in times.items()}
+    return Medians(times)
 
 
 def ratio(ours: float, theirs: float | None) -> float | None:

@@ -163,6 +163,9 @@ def measure(quick: bool) -> Part:
     counted = {name: f"{found} of {programs.expected[name]}" for name, found in programs.found.items()}
     missing = sum(programs.expected.values()) - sum(programs.found.values())
     notes.append(f"After {count + 1} rounds the programs' coefficients differ by at most {apart:.1e}.")
+    if "Flower" in seconds:
+        share = seconds["bare map"] / seconds["Flower"]
+        notes.append(f"The bare map alone takes {share:.2f} of Flower's round: no program that has a task a device gets below that.")
     if programs.start_up:
         notes.append(f"Flower's start-up with its first round took {median(programs.start_up):.1f} s, which its rounds do not have.")
     return Part(
@@ -179,6 +182,7 @@ def measure(quick: bool) -> Part:
         rows=tuple(
             (name, ratio(ours, taken) if name != "ours" else None, 1e3 * taken, counted.get(name)) for name, taken in seconds.items()
         ),
+        runs=seconds.runs,
         bars=(
             Bar(what="ours / bare map", value=ratio(ours, seconds["bare map"]), limit=1.3),
             Bar(what="ours / Flower", value=ratio(ours, seconds.get("Flower")), limit=0.5),

@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import signal
 import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import cast
 
 import typer
 
 from benchmarks.machine import commit, machine
 from benchmarks.page import figure, render
 from benchmarks.results import Entry, LeftOut, Part, Results
+from fedcore.data.places import write_durably
 
 PARTS = ("rounds", "warm", "scale", "centralised", "mixed", "hm1", "hm2", "partitions", "ingest", "where", "to_error", "growth")
 """Modules here with `measure(quick) -> Part`, in the order of the page."""
 
 FAILED = "failed: "
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse in a second what would lose a part after minutes.
+
+    Raises
+    ------
+    typer.BadParameter
+        Where the folder cannot be written, or what it keeps cannot be read.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        Results.read(folder / "results.json")
+        NamedTemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise typer.BadParameter(f"{folder} cannot be written ({error.strerror}): choose a checkout that can") from None
+    except ValueError:
+        raise typer.BadParameter(f"{folder / 'results.json'} is damaged: restore it, or delete it and measure all parts") from None
 
 
 def run(name: str, quick: bool, folder: Path, measured: Callable[[str, bool], Part]) -> Entry:
@@ -39,8 +62,8 @@ def run(name: str, quick: bool, folder: Path, measured: Callable[[str, bool], Pa
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
     entry = Entry(name=name, date=now, commit=commit(), quick=quick, seconds=round(seconds, 1), machine=machine(), part=part, left_out=why)
     results = Results.read(folder / "results.json").updated(entry, PARTS)
-    (folder / "results.json").write_text(results.model_dump_json(indent=1) + "\n")
-    (folder / "RESULTS.md").write_text(render(results))
+    write_durably(folder / "results.json", f"{results.model_dump_json(indent=1)}\n".encode())
+    write_durably(folder / "RESULTS.md", render(results).encode())
     for bar in part.bars if part else ():
         typer.echo(f"  {bar.what}: {figure(bar.value)}, at most {figure(bar.limit)}: {bar.verdict}", err=True)
     if why:
@@ -49,9 +72,24 @@ def run(name: str, quick: bool, folder: Path, measured: Callable[[str, bool], Pa
 
 
 def in_own_process(name: str, quick: bool) -> Part:
-    """A part, measured in a process that begins with it and ends after it."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_measure, name, quick).result()
+    """A part, measured in a process that begins with it and ends after it; where we are told to end, it is told so too, and tidies up."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_apart) as pool:
+        try:
+            return pool.submit(_measure, name, quick).result()
+        except (KeyboardInterrupt, SystemExit):
+            for process in active_children():
+                os.kill(cast(int, process.pid), signal.SIGINT)
+            raise
+
+
+def _apart() -> None:
+    """Hear of Ctrl-C from the process that has started this one, and not from the terminal too: once is enough."""
+    os.setpgrp()
+    signal.signal(signal.SIGINT, _end)  # which a shell may have had ignored
+
+
+def _end(*_: object) -> None:
+    raise SystemExit  # of which multiprocessing prints nothing
 
 
 def _measure(name: str, quick: bool) -> Part:

@@ -155,7 +155,7 @@ STAGES = ("orchestration", "reading", "maths", "keeping", "aggregation", "checkp
 
 
 def split(clock: Clock) -> tuple[float, Seconds]:
-    """Median seconds of the rounds after the first, and of their stages."""
+    """Median seconds of the rounds after the first, and the shares of their stages in all their time."""
     found: list[Seconds] = []
     totals = clock.totals()[1:]
     for seen, total in zip(clock.rounds[1:], totals, strict=True):
@@ -164,7 +164,7 @@ def split(clock: Clock) -> tuple[float, Seconds]:
         stages = {stage: seen[stage] for stage in STAGES} | {"orchestration": tasks_under_way - devices - seen["aggregation"]}
         beside = sum(seen[stage] for stage in ("checkpoint", "tracking", "showing", "pacing"))
         found.append(stages | {"other": total - tasks_under_way - beside})
-    return median(totals), {stage: median(each[stage] for each in found) for stage in STAGES}
+    return median(totals), {stage: sum(each[stage] for each in found) / sum(totals) for stage in STAGES}
 
 
 def one(name: str, devices_per_task: int) -> Clock:
@@ -182,21 +182,22 @@ def measure(quick: bool) -> Part:
     with project() as (datasets, _):
         for kind, (K, shared) in fleets.items():
             build(datasets, f"fleet{K}", K)
-            total, stages = split(one(f"fleet{K}", shared))
+            total, shares = split(one(f"fleet{K}", shared))
             floor = median(bare(K // shared, REPEATS))
-            shares = [stages[stage] / total for stage in STAGES]
-            rows.append((kind, K, K // shared, total / floor, *shares, 1e3 * total, 1e3 * floor))
+            rows.append((kind, K, K // shared, total / floor, *shares.values(), 1e3 * total, 1e3 * floor))
     return Part(
         name="where",
         title="Where the time of a round under Prefect goes",
-        about=f"hm1 on devices of 30 training rows and 8 columns, {ROUNDS} rounds of which the first is left out, medians over rounds. "
-        "Stages are shares of the round's wall time.",
+        about=f"hm1 on devices of 30 training rows and 8 columns, {ROUNDS} rounds of which the first is left out. Times are medians "
+        "over rounds; stages are shares of the wall time of them all, and add up to one.",
         columns=("fleet", "K", "tasks", "round / bare map", *STAGES, "round ms", "bare map ms"),
         rows=tuple(rows),
         notes=(
             "Reading, maths and keeping (states to the devices' folders) are the processor's seconds of device threads; orchestration is "
             "the rest of the time in which tasks are under way, with what waits for the disk.",
-            "The bare map is of as many tasks that do nothing and one more, with the same runner and options and under the same server.",
+            "The bare map is of as many tasks that do nothing and one more, with the same runner and options (retries among them) and "
+            "under the same server, on all processors. That of the part `rounds` has Prefect's own options, and takes turns with ours over "
+            "minutes; here it comes once, after ours.",
             "Showing is the progress, Prefect's artifacts and the figures for Prometheus; pacing waits where Prefect's records lag; other "
             "is broadcasts, receipts and logs.",
         ),

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
+import typer
 
 from benchmarks.page import figure, render
 from benchmarks.programs import peer, present
 from benchmarks.results import Bar, Cell, LeftOut, Machine, Part, Results, medians, ratio
-from benchmarks.running import PARTS, in_own_process, run
+from benchmarks.running import PARTS, check_folder, in_own_process, run
 
 ROOT = Path(__file__).parents[2]
 FIRST, SECOND, THIRD = PARTS[:3]
@@ -112,6 +115,34 @@ def test_a_part_that_is_not_there_is_refused() -> None:
     assert "there is no part 'nowhere': choose of rounds, " in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_part_that_is_interrupted_leaves_nothing_behind(number: int, status: int, tmp_path: Path) -> None:
+    """No process that goes on measuring, and no folder of files that were made for it."""
+    words, environment = [sys.executable, "-m", "benchmarks", "--quick", "partitions"], os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(words, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, restore_signals=True) as measuring:
+        deadline = time.monotonic() + 300
+        while not list(tmp_path.glob("tmp*/*")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        measuring.send_signal(number)
+        _, err = measuring.communicate(timeout=300)
+    assert measuring.returncode == status, err
+    assert "Traceback" not in err
+    assert list(tmp_path.glob("tmp*")) == []
+
+
+@pytest.mark.parametrize(("content", "why"), [("{}x", "is damaged"), (None, "cannot be written")])
+def test_what_could_not_be_kept_is_not_measured(content: str | None, why: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    if content is None:
+        folder.write_text("")
+    else:
+        folder.mkdir()
+        (folder / "results.json").write_text(content)
+    with pytest.raises(typer.BadParameter, match=why):
+        check_folder(folder)
+
+
 def test_peers_that_are_absent_are_left_out_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.programs.ENVIRONMENT", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -130,7 +161,9 @@ def test_programs_take_turns_in_drawn_orders() -> None:
         return times[(seen.count(name) - 1) % len(times)]
 
     runs = {"a": lambda: program("a", 1.0, 5.0, 3.0), "b": lambda: program("b", 2.0, 2.0, 8.0), "c": lambda: program("c", 1.0)}
-    assert list(medians(runs, 3).items()) == [("a", 3.0), ("b", 2.0), ("c", 1.0)]
+    found = medians(runs, 3)
+    assert list(found.items()) == [("a", 3.0), ("b", 2.0), ("c", 1.0)]
+    assert found.runs == {"a": [1.0, 5.0, 3.0], "b": [2.0, 2.0, 8.0], "c": [1.0, 1.0, 1.0]}
     assert all(set(seen[turn : turn + 3]) == set(runs) for turn in (0, 3, 6))
     medians(runs, 97)
     followed = Counter(pairwise(seen))
