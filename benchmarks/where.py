@@ -37,7 +37,7 @@ from tasks.cohort import RETRIES
 from tasks.keeping import Keeping
 from tasks.tracking.runs import Tracker
 
-ROUNDS, REPEATS = 7, 5
+REPEATS = 5
 """Of a run, whose first round is left out, and of the bare map."""
 
 Seconds = dict[str, float]
@@ -167,9 +167,9 @@ def split(clock: Clock) -> tuple[float, Seconds]:
     return median(totals), {stage: sum(each[stage] for each in found) / sum(totals) for stage in STAGES}
 
 
-def one(name: str, devices_per_task: int) -> Clock:
-    """A run's clock."""
-    clock, config = Clock(), {"dataset": name, "algorithm": "hm1", "rounds": ROUNDS, "options": {"tolerance": 0.0}}
+def one(name: str, devices_per_task: int, count: int) -> Clock:
+    """The clock of a run of so many rounds."""
+    clock, config = Clock(), {"dataset": name, "algorithm": "hm1", "rounds": count, "options": {"tolerance": 0.0}}
     with watched(clock):
         train(read_config({**config, "devices_per_task": devices_per_task}), run_id=f"{name}-{devices_per_task}")
     return clock
@@ -177,18 +177,19 @@ def one(name: str, devices_per_task: int) -> Clock:
 
 def measure(quick: bool) -> Part:
     """The table."""
+    count = 7 if quick else 19
     fleets = {"a task a device": (100, 1)} | ({} if quick else {"cohorts": (4_000, 100)})
     rows: list[tuple[Cell, ...]] = []
     with project() as (datasets, _):
         for kind, (K, shared) in fleets.items():
             build(datasets, f"fleet{K}", K)
-            total, shares = split(one(f"fleet{K}", shared))
+            total, shares = split(one(f"fleet{K}", shared, count))
             floor = median(bare(K // shared, REPEATS))
             rows.append((kind, K, K // shared, total / floor, *shares.values(), 1e3 * total, 1e3 * floor))
     return Part(
         name="where",
         title="Where the time of a round under Prefect goes",
-        about=f"hm1 on devices of 30 training rows and 8 columns, {ROUNDS} rounds of which the first is left out. Times are medians "
+        about=f"hm1 on devices of 30 training rows and 8 columns, {count} rounds of which the first is left out. Times are medians "
         "over rounds; stages are shares of the wall time of them all, and add up to one.",
         columns=("fleet", "K", "tasks", "round / bare map", *STAGES, "round ms", "bare map ms"),
         rows=tuple(rows),
@@ -198,7 +199,9 @@ def measure(quick: bool) -> Part:
             "The bare map is of as many tasks that do nothing and one more, with the same runner and options (retries among them) and "
             "under the same server, on all processors. That of the part `rounds` has Prefect's own options, and takes turns with ours over "
             "minutes; here it comes once, after ours.",
-            "Showing is the progress, Prefect's artifacts and the figures for Prometheus; pacing waits where Prefect's records lag; other "
-            "is broadcasts, receipts and logs.",
+            "Showing is the progress, Prefect's artifacts and the figures for Prometheus: an artifact is written seldom, takes as long as "
+            "a round beside a busy server, and a run goes on for twenty times as long until the next one. Pacing waits where Prefect's "
+            "records lag; other is broadcasts, receipts, logs, and as seldom a question to the server, whether somebody has cancelled "
+            "the run.",
         ),
     )
