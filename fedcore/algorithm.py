@@ -159,7 +159,7 @@ class Algorithm(Protocol[Server, Device, Down, Up]):
         ...
 
     def accept(self, device: Device, pending: Device, fraction: float) -> Device:
-        """The device's state once the server has applied `fraction` of the update that led to `pending`."""
+        """The device's state once the server has applied `fraction` of the update that led to `pending`, which it is for all of it."""
         return pending
 
     def accepts(self, devices: Sequence[Device], pending: Sequence[Device], fraction: float) -> Sequence[Device]:

@@ -7,13 +7,15 @@ and which still reads as a sequence of single messages, which is what a fan-out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.alike import together, tuple_like
+from fedcore.alike import apart, mapped, together, tuple_like
 from fedcore.rows import Scalar
 
 Columns = slice | NDArray[np.intp]
@@ -115,15 +117,20 @@ class Stacked(Sequence[M]):
             return self.take(range(self.length)[index])
         if not -self.length <= index < self.length:
             raise IndexError(index)
-        return _mapped(lambda array: array[index], self.fields)
+        return mapped(itemgetter(index), self.fields)
 
     def __iter__(self) -> Iterator[M]:
-        return iter(_split(self.fields, self.length))
+        return iter(self._single)
+
+    @cached_property
+    def _single(self) -> list[M]:
+        """The same objects whenever they are looked through: a step may return what it was given."""
+        return apart(self.fields, self.length)
 
     def take(self, positions: Sequence[int]) -> Stacked[M]:
         """The messages at these positions, in this order."""
         chosen = np.asarray(positions, dtype=np.intp)
-        return Stacked(_mapped(lambda array: array[chosen], self.fields), len(chosen))
+        return Stacked(mapped(itemgetter(chosen), self.fields), len(chosen))
 
 
 def stacked(messages: Sequence[M]) -> M:
@@ -156,25 +163,6 @@ def take(messages: Sequence[M], positions: Sequence[int]) -> Sequence[M]:
 def columns(cohort: Sequence[int], K: int) -> Columns:
     """The cohort as an index of columns, which costs nothing where it is the whole fleet of K devices."""
     return slice(None) if len(cohort) == K else np.asarray(cohort, dtype=np.intp)
-
-
-def _mapped(function: Callable[[Any], Any], fields: M) -> M:
-    return tuple_like(fields, (_part(function, field) for field in fields))
-
-
-def _part(function: Callable[[Any], Any], field: Any) -> Any:
-    if field is None:
-        return None
-    return _mapped(function, cast("Any", field)) if isinstance(field, tuple) else function(field)
-
-
-def _split(fields: M, length: int) -> list[M]:
-    if not fields:
-        return [fields] * length
-    columns: list[Any] = [
-        [None] * length if field is None else _split(cast("Any", field), length) if isinstance(field, tuple) else field for field in fields
-    ]
-    return [tuple_like(fields, row) for row in zip(*columns, strict=True)]
 
 
 def _joined(messages: Sequence[M]) -> M:

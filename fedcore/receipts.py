@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fedcore.algorithm import AnyAlgorithm
+from fedcore.alike import single
 from fedcore.errors import DeviceFailure
 from fedcore.messages import Receipt
 
@@ -58,11 +59,18 @@ def settle(algorithm: AnyAlgorithm, memory: Memory, receipt: Receipt | None) -> 
         return memory
     taken = receipt.round_num if receipt else 0
     if receipt and taken == memory.pending_round:
-        moved = memory.accepted if memory.pending is None else algorithm.accept(memory.accepted, memory.pending, receipt.fraction)
-        return Memory(moved, taken, None, 0)
+        return Memory(_moved(algorithm, memory, receipt.fraction), taken, None, 0)
     if taken == memory.accepted_round:
         return Memory(memory.accepted, taken, None, 0)
     raise DeviceFailure(
         f"the server took this device's update of round {taken}, but its state is from round {memory.accepted_round}: restore "
         "the older one of the run's folder and the device's .fedlin folder, or start a new run"
     )
+
+
+def _moved(algorithm: AnyAlgorithm, memory: Memory, fraction: float) -> Any:
+    if memory.pending is None:
+        return memory.accepted
+    if fraction == 1.0:
+        return memory.pending
+    return algorithm.accept(single(memory.accepted), single(memory.pending), fraction)

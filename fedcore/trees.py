@@ -12,14 +12,14 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.alike import together, tuple_like
+from fedcore.alike import all_single, apart, together
 from fedcore.errors import Misuse
 
 Arrays = dict[str, NDArray[Any]]
@@ -140,18 +140,25 @@ def load(raw: bytes) -> Any:
 def dump_all(trees: Sequence[object]) -> bytes:
     """Several states as the bytes of one file, those of one form with one array a leaf; a single one as `dump` stores it."""
     if len(trees) == 1:
-        return dump(trees[0])
+        return dump(all_single(trees[0]))
     if (whole := together(trees)) is not None:
         return dump(Several((whole,), (np.arange(len(trees)),)))
-    forms: dict[Any, list[int]] = {}
+    trees, forms = list(map(all_single, trees)), dict[Any, list[int]]()
     for i, tree in enumerate(trees):
         forms.setdefault(_alike(tree), []).append(i)
     joined = tuple(together([trees[i] for i in places]) if len(places) > 1 else trees[places[0]] for places in forms.values())
     return dump(Several(joined, tuple(np.array(places) for places in forms.values())))
 
 
-def load_all(raw: bytes) -> list[Any]:
+def load_all(raw: bytes, classes: Collection[type[Any]] | None = None) -> list[Any]:
     """The states that `dump_all` stored, with numbers equal to the bit.
+
+    Parameters
+    ----------
+    raw
+        What it stored.
+    classes
+        Which tuples are taken apart (see `fedcore.alike.apart`) where several states share their arrays.
 
     Raises
     ------
@@ -163,7 +170,7 @@ def load_all(raw: bytes) -> list[Any]:
         return [found]
     trees: list[Any] = [None] * sum(map(len, found.places))
     for tree, places in zip(found.trees, found.places, strict=True):
-        for i, one in zip(places.tolist(), _split(tree, len(places)) if len(places) > 1 else [tree], strict=True):
+        for i, one in zip(places.tolist(), apart(tree, len(places), classes) if len(places) > 1 else [tree], strict=True):
             trees[i] = one
     return trees
 
@@ -177,15 +184,6 @@ def _alike(tree: object) -> Any:
         array = cast("NDArray[Any]", tree)
         return (array.shape, array.dtype) if array.flags.c_contiguous else object()
     return getattr(tree, "dtype", type(tree))
-
-
-def _split(tree: Any, length: int) -> list[Any]:
-    if isinstance(tree, np.ndarray):
-        array = cast("NDArray[Any]", tree)
-        return array.tolist() if array.dtype.kind == "U" else list(array)
-    if not tree:  # None, or a tuple of nothing
-        return [tree] * length
-    return [tuple_like(tree, row) for row in zip(*(_split(part, length) for part in tree), strict=True)]
 
 
 def _form(tree: object, leaves: list[NDArray[Any]]) -> Any:

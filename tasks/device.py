@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from fedcore.algorithm import DeviceResult, FleetSpec, Outcome
+from fedcore.alike import Member, members, single, together
 from fedcore.comparison import HURT
 from fedcore.data import DeviceCard, DeviceSummary, Stamp
 from fedcore.data.disclosure import check_cohort, check_fleet, check_parameters, check_rows, scored_rows
@@ -20,7 +21,7 @@ from fedcore.data.places import is_folder
 from fedcore.data.trajectory import Trajectory
 from fedcore.deadline import check_deadline, deadline, seconds_left
 from fedcore.errors import DeviceRefusal, Misuse
-from fedcore.messages import Broadcast, DeviceInfo, Reply
+from fedcore.messages import Broadcast, DeviceInfo, Reply, Stacked
 from fedcore.metrics import Score, covered, score, squared_errors
 from fedcore.posterior import AnyPosterior
 from fedcore.receipts import Memory, settle
@@ -106,7 +107,7 @@ class Settled:
 
     def keeping(self, memory: Memory) -> Kept:
         """What the device keeps after its step; what it has, where that is the same."""
-        return self.kept if memory is self.kept.memory else self.kept._replace(memory=memory)
+        return self.kept if memory is self.kept.memory else Kept(*self.kept[:-1], memory)
 
 
 class WhereAsked(Sequence[DeviceData]):
@@ -199,7 +200,7 @@ def continued(attempt: Attempt[Station], device_id: str, earlier: Earlier, initi
     """
     algorithm = attempt.ground.algorithm
     before = settle(algorithm, attempt.files.recall(device_id, earlier).memory, earlier.receipt)
-    return algorithm.continued_device(before.accepted, initial)
+    return algorithm.continued_device(single(before.accepted), initial)
 
 
 def _check_folder(station: Station, device_id: str) -> None:
@@ -296,15 +297,20 @@ def device_update(attempt: Attempt[Station]) -> Mapping[str, Reply]:
 
 def _steps(station: Station, ids: Sequence[str], devices: Sequence[Settled]) -> list[tuple[Any, Any, DeviceInfo]]:
     left = [device.left for device in devices if device.left is not None]
-    accepted = [device.memory.accepted for device in devices]
+    kept = [device.memory.accepted for device in devices]
+    before = _accepted(devices)
     with deadline(sum(left) if left else None):  # where they are late together, each is asked alone
         states, ups, infos = station.algorithm.local_steps(
             [device.broadcast.down for device in devices],
-            accepted,
+            before,
             WhereAsked(devices),
             DeviceRngs(station.seed, devices[0].broadcast.round_num, ids),
         )
-    if station.algorithm.STEADY and any(map(is_not, states, accepted)):
+    if isinstance(states, Stacked):
+        states = kept if states is before else members(states.fields, len(states))
+    else:
+        states = [same if state is old else state for state, old, same in zip(states, before, kept, strict=True)]
+    if station.algorithm.STEADY and any(map(is_not, states, kept)):
         raise Misuse("its step made a new state, and its algorithm says that rounds leave states as they are: set STEADY to False there")
     return list(zip(states, ups, infos, strict=True))
 
@@ -318,8 +324,10 @@ def device_finalize(attempt: Attempt[Station]) -> Mapping[str, DeviceReport]:
     kept = [device.keeping(device.memory) for device in ready.values()]
     ready = attempt.whole(lambda: attempt.files.keep(kept), ready)
     results = attempt.together(
-        lambda _, devices: algorithm.finalize_devices(*zip(*map(_last, devices), strict=True)),
-        lambda _, device: algorithm.finalize(*_last(device)),
+        lambda _, devices: algorithm.finalize_devices(
+            [device.broadcast.down for device in devices], _accepted(devices), [device.data for device in devices]
+        ),
+        lambda _, device: algorithm.finalize(device.broadcast.down, single(device.memory.accepted), device.data),
         ready,
     )
     drawn = {device_id: attempt.told[device_id][1] for device_id in results}
@@ -346,8 +354,12 @@ def reported(station: Station, device_id: str, data: DeviceData, result: DeviceR
     return DeviceReport(device_id, data.train.n, result.theta, *scores, result.posterior, excess, counts, course)
 
 
-def _last(device: Settled) -> tuple[Any, Any, DeviceData]:
-    return device.broadcast.down, device.memory.accepted, device.data
+def _accepted(devices: Sequence[Settled]) -> Sequence[Any]:
+    """Devices' accepted states as an algorithm takes them: as one, where they are kept as one."""
+    kept = [device.memory.accepted for device in devices]
+    if isinstance(kept[0], Member) and (fields := together(kept)) is not None:
+        return Stacked(fields, len(kept))
+    return list(map(single, kept))
 
 
 def alone(station: Station, ids: Sequence[str], datas: Sequence[DeviceData], drawn: Sequence[Sequence[int]]) -> Sequence[DeviceResult]:

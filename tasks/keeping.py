@@ -38,7 +38,7 @@ HALF_WRITTEN = ".tmp"
 
 class Kept(NamedTuple):
     """A device's state: whose it is, the fingerprint of the rows that it was made from, their files' stamp when they last had that
-    (`Dataset.stamp`), and its memory."""
+    (`Dataset.stamp`), and its memory, whose states are each a `fedcore.alike.Member` where several devices share a file."""
 
     device: str
     fingerprint: str
@@ -162,7 +162,7 @@ class Keeping:
     def _stored(self, run: str, owner: Owner) -> tuple[dict[str, Kept], Turn | None]:
         if (run, owner) not in self._states:
             raw, turn = read_slots(self._file(run, owner, STATE))
-            self._states[run, owner] = {each.device: each for each in load_all(raw)}, turn
+            self._states[run, owner] = {each.device: each for each in load_all(raw, (Kept, Stamp, Memory))}, turn
         return self._states[run, owner]
 
     def _stored_rows(self) -> dict[str, Held]:

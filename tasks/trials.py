@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from fedcore.algorithm import AnyAlgorithm, DeviceResult
+from fedcore.alike import single
 from fedcore.data import DeviceCard
 from fedcore.data.disclosure import scored_rows
 from fedcore.errors import Misuse
@@ -102,7 +103,7 @@ def _at_the_end(attempt: Attempt[Station], ask: Callable[[str, Any], R]) -> dict
 
 def _results(attempt: Attempt[Station], device_id: str, broadcast: Broadcast) -> tuple[DeviceData, tuple[DeviceResult, ...]]:
     device = settled(attempt, device_id, broadcast)
-    return device.data, _trials(attempt.ground).results(broadcast.down, device.memory.accepted, device.data)
+    return device.data, _trials(attempt.ground).results(broadcast.down, single(device.memory.accepted), device.data)
 
 
 def _refusal(station: Station, algorithm: AnyAlgorithm, data: DeviceData) -> str | None:
