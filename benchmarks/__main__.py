@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.results import verdicts
 from benchmarks.running import FAILED, PARTS, check_folder, in_own_process, run
 
 HERE = Path(__file__).parent
@@ -34,6 +35,7 @@ def main(
     signal.signal(signal.SIGTERM, _terminated)
     signal.siginterrupt(signal.SIGINT, True)  # polars, when it is imported, has waits outlast Ctrl-C
     entries = [run(name, quick, folder, in_own_process) for name in PARTS if name in asked]
+    typer.echo(verdicts(entries), err=True)
     if any(entry.left_out.startswith(FAILED) for entry in entries):
         raise typer.Exit(1)
 

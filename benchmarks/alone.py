@@ -1,4 +1,4 @@
-"""One run in memory in a process of its own, which tells what it took: `python -m benchmarks.alone hm1 1000 20 8 5` prints JSON.
+"""One run in memory in a process of its own, which tells what it took.
 
 Memory is the largest that the process had beyond what it had with the fleet's rows in it, so the rows themselves do not count. Time is the
 processor's, so that what else the machine does counts little.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: skip
 
-import os
-import subprocess
-import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -31,6 +29,11 @@ ALGORITHMS: dict[str, AnyAlgorithm] = {
     "pooled": Pooled(),
 }
 """None stops before its rounds are over, but for `pooled`, which has one."""
+
+FRESH = get_context("forkserver")
+"""Of processes that have imported what they need, and nothing else: importing takes longer than most runs."""
+
+FRESH.set_forkserver_preload([__name__])
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -60,9 +63,8 @@ class Took(BaseModel):
 
 def alone(algorithm: str, K: int, n: int, d: int, count: int) -> Took:
     """What a run of so many main rounds takes, on K devices of n rows and d columns."""
-    command = [sys.executable, "-m", "benchmarks.alone", algorithm, *map(str, (K, n, d, count))]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[1], env=dict(os.environ))
-    return Took.model_validate_json(done.stdout)
+    with FRESH.Pool(1) as process:
+        return process.apply(run, (ALGORITHMS[algorithm], K, n, d, count))
 
 
 def run(algorithm: AnyAlgorithm, K: int, n: int, d: int, count: int) -> Took:
@@ -86,7 +88,3 @@ def _most() -> float:
     """The most memory that was in use, in bytes."""
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
     return 1024.0 * int(line.split()[1])
-
-
-if __name__ == "__main__":
-    print(run(ALGORITHMS[sys.argv[1]], *map(int, sys.argv[2:])).model_dump_json())

@@ -110,7 +110,7 @@ def measure(quick: bool) -> Part:
         columns=("program", "it / loop", "ms"),
         rows=tuple((name, taken / plain, 1e3 * taken) for name, taken in seconds.items()),
         runs=seconds.runs,
-        bars=tuple(Bar(what=f"ms, {name}", value=1e3 * seconds[name], limit=10.0) for name in (PAPER, DEFAULT)),
+        bars=tuple(Bar(what=f"ms of Case II, {name}", value=1e3 * seconds[name], limit=10.0) for name in (PAPER, DEFAULT)),
     )
 
 

@@ -143,7 +143,7 @@ def measure(quick: bool) -> Part:
         rows=tuple((name, None if nuts is None or name == "NUTS" else taken / nuts, 1e3 * taken) for name, taken in seconds.items()),
         runs=seconds.runs,
         bars=(
-            Bar(what="ms, phi", value=1e3 * ours, limit=50.0),
+            Bar(what="ms, phi's posterior of uq", value=1e3 * ours, limit=50.0),
             Bar(what="phi / NUTS", value=ratio(ours, nuts), limit=0.001),
             Bar(what="distance of phi's means from the reference, sd", value=from_reference, limit=0.02),
             Bar(what="distance of phi's means from NUTS, sd", value=from_nuts, limit=0.02),

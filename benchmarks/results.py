@@ -47,7 +47,7 @@ class Part(BaseModel):
     notes
         What a reader has to know to judge the figures.
     runs
-        By program, the seconds that a median is of, in the order in which they were measured.
+        By program or step, the seconds that a median is of, in the order in which they were measured.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -104,6 +104,13 @@ class Entry(BaseModel):
     machine: Machine
     part: Part | None = None
     left_out: str = ""
+
+
+def verdicts(entries: Sequence[Entry]) -> str:
+    """How many bars are met, and which are not, a line each."""
+    bars = [(entry.name, bar) for entry in entries if entry.part for bar in entry.part.bars]
+    missed = [f"  {name}: {bar.what}" for name, bar in bars if not bar.met]
+    return "\n".join([f"{len(bars) - len(missed)} of {len(bars)} bars are met{'; not met:' if missed else ''}", *missed])
 
 
 class Results(BaseModel):

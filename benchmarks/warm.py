@@ -59,7 +59,8 @@ def measure(quick: bool) -> Part:
             if not quick:
                 trained(home, server, 1)  # what is made once: the stores' tables, compiled modules
             runs = [trained(home, server, rounds) for _ in range(repeats)]
-    seconds = [median(column) for column in zip(*(steps for steps, _ in runs), strict=True)]
+    times = dict(zip(STEPS, zip(*(steps for steps, _ in runs), strict=True), strict=True))
+    seconds = {step: median(each) for step, each in times.items()}
     besides = median(sum(steps) - steps[STEPS.index("rounds")] for steps, _ in runs)
     recorded = [f"{told['task_runs_recorded']} of {told['task_runs']}" for _, told in runs]
     return Part(
@@ -71,7 +72,8 @@ def measure(quick: bool) -> Part:
             + ("." if quick else " after a short one, which makes what is made once.")
         ),
         columns=("step", "share of the whole", "s"),
-        rows=tuple((step, taken / sum(seconds), taken) for step, taken in zip(STEPS, seconds, strict=True)),
+        rows=tuple((step, taken / sum(seconds.values()), taken) for step, taken in seconds.items()),
+        runs=times,
         bars=(Bar(what="s besides the rounds", value=besides, limit=10.0),),
         notes=(
             f"Task runs recorded: {', '.join(recorded)}.",

@@ -17,7 +17,7 @@ import typer
 
 from benchmarks.page import figure, render
 from benchmarks.programs import peer, present
-from benchmarks.results import Bar, Cell, LeftOut, Machine, Part, Results, medians, ratio
+from benchmarks.results import Bar, Cell, LeftOut, Machine, Part, Results, medians, ratio, verdicts
 from benchmarks.running import PARTS, check_folder, in_own_process, run
 
 ROOT = Path(__file__).parents[2]
@@ -196,3 +196,11 @@ def test_what_is_kept_names_no_place(name: str) -> None:
     file = ROOT / "benchmarks" / name
     text = file.read_text() if file.exists() else ""
     assert not re.search(r"(?<![\w.:/])/(?:home|root|tmp|work|usr|opt|var|Users)/", text)
+
+
+def test_a_run_ends_with_the_bars_that_are_not_met(tmp_path: Path) -> None:
+    met, over, absent = (Bar(what=f"of {value}", value=value, limit=1.0) for value in (1.0, 1.5, None))
+    first = run(FIRST, True, tmp_path, lambda name, _: part(name, met, over))
+    second = run(SECOND, True, tmp_path, lambda name, _: part(name, met, absent))
+    assert verdicts([first, second]) == f"2 of 4 bars are met; not met:\n  {FIRST}: of 1.5\n  {SECOND}: of None"
+    assert verdicts([run(THIRD, True, tmp_path, measured)]) == "1 of 1 bars are met"
