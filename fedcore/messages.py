@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.alike import apart, mapped, together, tuple_like
+from fedcore.alike import apart, mapped, single, together, tuple_like
 from fedcore.rows import Scalar
 
 Columns = slice | NDArray[np.intp]
@@ -147,10 +147,12 @@ def stacked(messages: Sequence[M]) -> M:
 
 
 def alike(messages: Sequence[M]) -> Sequence[M]:
-    """The same messages, as a `Stacked` where all are of one form: it is looked through and added up at once."""
-    if isinstance(messages, Stacked) or len(messages) == 0 or (fields := together(messages)) is None:
+    """The same messages, as a `Stacked` where all are of one form: it is looked through and added up at once. Others are a message each,
+    and none a `fedcore.alike.Member`."""
+    if isinstance(messages, Stacked) or len(messages) == 0:
         return messages
-    return Stacked(cast("M", fields), len(messages))
+    fields = together(messages)
+    return list(map(single, messages)) if fields is None else Stacked(cast("M", fields), len(messages))
 
 
 def take(messages: Sequence[M], positions: Sequence[int]) -> Sequence[M]:

@@ -100,8 +100,13 @@ class RunState(NamedTuple):
 
     def receipt(self, k: int) -> Receipt | None:
         """What device k is told of its last accepted update."""
-        taken = int(self.taken_round[k])
-        return Receipt(taken, float(self.taken_fraction[k])) if taken else None
+        return self.receipts([k])[0]
+
+    def receipts(self, cohort: Sequence[int]) -> list[Receipt | None]:
+        """The same for each device of a cohort."""
+        whose = columns(cohort, len(self.taken_round))
+        each = zip(self.taken_round[whose].tolist(), self.taken_fraction[whose].tolist(), strict=True)
+        return [Receipt(taken, fraction) if taken else None for taken, fraction in each]
 
 
 class Call(NamedTuple):
@@ -114,8 +119,8 @@ class Call(NamedTuple):
 
     def broadcasts(self) -> list[Broadcast]:
         """All that each device of the cohort is told."""
-        m, each = len(self.cohort), zip(self.cohort, self.downs, strict=True)
-        return [Broadcast(self.round_num, m, self.state.receipt(k), down) for k, down in each]
+        m, each = len(self.cohort), zip(self.state.receipts(self.cohort), self.downs, strict=True)
+        return [Broadcast(self.round_num, m, receipt, down) for receipt, down in each]
 
     @property
     def nbytes(self) -> int:

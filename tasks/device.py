@@ -306,13 +306,13 @@ def _steps(station: Station, ids: Sequence[str], devices: Sequence[Settled]) -> 
             WhereAsked(devices),
             DeviceRngs(station.seed, devices[0].broadcast.round_num, ids),
         )
-    if isinstance(states, Stacked):
-        states = kept if states is before else members(states.fields, len(states))
-    else:
+    if states is before:
+        states = kept
+    elif not isinstance(states, Stacked):
         states = [same if state is old else state for state, old, same in zip(states, before, kept, strict=True)]
     if station.algorithm.STEADY and any(map(is_not, states, kept)):
         raise Misuse("its step made a new state, and its algorithm says that rounds leave states as they are: set STEADY to False there")
-    return list(zip(states, ups, infos, strict=True))
+    return list(zip(*map(_each, (states, ups, infos)), strict=True))
 
 
 @device_task("device-finalize", "finalize {errand.name}", "final step")
@@ -352,6 +352,11 @@ def reported(station: Station, device_id: str, data: DeviceData, result: DeviceR
     counts = covered(result.posterior, test) if result.posterior else None
     scores, course = (score(result, test), score(own, test)), station.dataset.trajectory(device_id, result.theta)
     return DeviceReport(device_id, data.train.n, result.theta, *scores, result.posterior, excess, counts, course)
+
+
+def _each(answers: Sequence[Any]) -> Sequence[Any]:
+    """One for each device; what the devices of a cohort have as one stays one, until somebody looks at one of them."""
+    return members(answers.fields, len(answers)) if isinstance(answers, Stacked) and len(answers) > 1 else answers
 
 
 def _accepted(devices: Sequence[Settled]) -> Sequence[Any]:

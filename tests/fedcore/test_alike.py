@@ -67,7 +67,9 @@ def test_messages_of_one_form_are_read_as_before() -> None:
         for each in (after, at):
             assert (each.nothing, each.name, each.leaf.n) == (None, before.name, before.leaf.n)
             assert each.leaf.theta.tolist() == before.leaf.theta.tolist()
-    assert alike(mixed := [*messages, tree(3, nothing=1.0)]) is mixed
+    assert alike(mixed := [*messages, tree(3, nothing=1.0)]) == mixed, "the same objects"
+    apart_from = [*members(found.fields, 3), tree(3, nothing=1.0)]
+    assert all(map(equal, alike(apart_from), [*found, tree(3, nothing=1.0)]))
     assert alike(none := []) is none
 
 
