@@ -137,7 +137,7 @@ def measure(quick: bool) -> Part:
         bars=tuple(bars),
         notes=(
             "In memory each run is a process of its own with one thread: the processor's time, medians over main rounds, and the most "
-            "memory beyond what the rows take.",
+            "memory beyond what the rows take, of which some 2 MiB are code that the process has not used before.",
             "Powers are fitted to the three largest points. Where a cost hardly grows, such as rounds with rows, a power tells noise.",
             f"Under Prefect it is wall time, in {COHORTS} cohorts: enrolment reads, checks and compresses each device's file; memory is "
             "the whole process's, server apart.",
