@@ -175,11 +175,10 @@ def _validated(table: pa.Table) -> pa.Table | None:
 
 
 def _frame(table: pa.Table, where: str) -> pl.DataFrame:
-    # Only columns and names go on: metadata may be no UTF-8, and polars panics on that.
-    columns = [_taken(column, name, where) for name, column in zip(table.column_names, table.columns, strict=True)]
-    frame = pl.from_arrow(pa.Table.from_arrays(columns, names=table.column_names))
-    assert isinstance(frame, pl.DataFrame)
-    return pl.DataFrame([_widened(column) for column in frame.iter_columns()])
+    # Only columns and names go on: metadata may be no UTF-8, and polars panics on that. And one column at a time: for a table polars wakes
+    # all its threads, which takes longer than to read a small one.
+    each = zip(table.column_names, table.columns, strict=True)
+    return pl.DataFrame([_widened(pl.Series(name, _taken(column, name, where))) for name, column in each])
 
 
 def _taken(column: pa.ChunkedArray, name: str, where: str) -> pa.ChunkedArray:
