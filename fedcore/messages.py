@@ -70,7 +70,7 @@ class Broadcast(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """All that one device answers in one round."""
+    """All that one device answers in one round: its update and its info, each a `fedcore.alike.Member` where a cohort answers as one."""
 
     up: Any
     info: DeviceInfo
