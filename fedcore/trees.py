@@ -12,7 +12,9 @@ import json
 import math
 import sys
 import zlib
+from collections import namedtuple
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, cast
 
@@ -94,7 +96,7 @@ def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
     """
     try:
         structure = json.loads(str(arrays[STRUCTURE]))
-        return _builder(structure)(iter([arrays[name] for name in _names(structure, "")]))
+        return _builder(structure, _class)(iter([arrays[name] for name in _names(structure, "")]))
     except (KeyError, ValueError, TypeError, AttributeError):
         raise Misuse(FOREIGN) from None
 
@@ -115,8 +117,16 @@ def dump(tree: object) -> bytes:
     return MARK + zlib.crc32(content).to_bytes(4, "little") + content
 
 
-def load(raw: bytes) -> Any:
+def load(raw: bytes, *, known: bool = True) -> Any:
     """The state that `dump` stored, equal to the bit; its arrays are parts of one block of memory, which is there while one of them is.
+
+    Parameters
+    ----------
+    raw
+        What it stored.
+    known
+        Whether its classes have to be of modules in use; else others of the same names and fields stand for those that are not, which is
+        enough to store it again.
 
     Raises
     ------
@@ -130,7 +140,7 @@ def load(raw: bytes) -> Any:
     at = start + 8 + int.from_bytes(raw[start : start + 8], "little")
     try:
         head = raw[start + 8 : at]
-        layout, build = _read_head(head) if len(head) <= LONGEST else _read_head.__wrapped__(head)
+        layout, build = _read_head(head, known) if len(head) <= LONGEST else _read_head.__wrapped__(head, known)
         leaves = [np.ndarray(shape, kind, content, at + offset, None, order) for kind, shape, order, offset in layout]
         return build(iter(leaves))
     except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError, StopIteration):
@@ -150,7 +160,7 @@ def dump_all(trees: Sequence[object]) -> bytes:
     return dump(Several(joined, tuple(np.array(places) for places in forms.values())))
 
 
-def load_all(raw: bytes, classes: Collection[type[Any]] | None = None) -> list[Any]:
+def load_all(raw: bytes, classes: Collection[type[Any]] | None = None, *, known: bool = True) -> list[Any]:
     """The states that `dump_all` stored, with numbers equal to the bit.
 
     Parameters
@@ -159,13 +169,15 @@ def load_all(raw: bytes, classes: Collection[type[Any]] | None = None) -> list[A
         What it stored.
     classes
         Which tuples are taken apart (see `fedcore.alike.apart`) where several states share their arrays.
+    known
+        As of `load`.
 
     Raises
     ------
     Misuse
         As `load` does.
     """
-    found = load(raw)
+    found = load(raw, known=known)
     if not isinstance(found, Several):
         return [found]
     trees: list[Any] = [None] * sum(map(len, found.places))
@@ -228,7 +240,7 @@ def _head(form: Any) -> bytes:
 
 
 @lru_cache(maxsize=FORMS)
-def _read_head(head: bytes) -> tuple[list[Place], Build]:
+def _read_head(head: bytes, known: bool) -> tuple[list[Place], Build]:
     """How to read a form's leaves, with where each begins, and to build a state from them."""
     structure, described = json.loads(head)
     layout, offset = list[Place](), 0
@@ -239,7 +251,7 @@ def _read_head(head: bytes) -> tuple[list[Place], Build]:
         layout.append((dtype, tuple(shape), order, offset))
         size = math.prod(shape) * dtype.itemsize
         offset += size + -size % ALIGNED
-    return layout, _builder(structure)
+    return layout, _builder(structure, _class if known else _class_or_like)
 
 
 def _leaves(form: Any) -> list[tuple[str, tuple[int, ...], str]]:
@@ -265,17 +277,17 @@ def _names(structure: Any, name: str) -> list[str]:
     return [each for field, part in fields.items() for each in _names(part, f"{name}.{field}" if name else field)]
 
 
-def _builder(structure: Any) -> Build:
+def _builder(structure: Any, class_of: Callable[[str, Sequence[str]], type[Any]]) -> Build:
     """A function that takes the leaves one after the other, and returns the state."""
     if structure is None:
         return lambda leaves: None
     if isinstance(structure, list):
-        each = [_builder(part) for part in cast("list[Any]", structure)]
+        each = [_builder(part, class_of) for part in cast("list[Any]", structure)]
         return lambda leaves: tuple([build(leaves) for build in each])
     if isinstance(structure, dict):
         described = cast("dict[str, Any]", structure)
-        fields, make = described["fields"], _class(described["class"])
-        parts = [_builder(part) for part in fields.values()]
+        fields = described["fields"]
+        make, parts = class_of(described["class"], tuple(fields)), [_builder(part, class_of) for part in fields.values()]
         if tuple(fields) == cast("Any", make)._fields:
             return lambda leaves: make(*[build(leaves) for build in parts])
         return lambda leaves: make(**dict(zip(fields, [build(leaves) for build in parts], strict=True)))
@@ -286,9 +298,19 @@ def _builder(structure: Any) -> Build:
     return lambda leaves: next(leaves).item()
 
 
-def _class(path: str) -> type[Any]:
+def _class(path: str, fields: Sequence[str]) -> type[Any]:
     module, _, qualname = path.partition(":")
     found: Any = getattr(sys.modules[module], qualname)
     if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(cast("object", found), "_fields")):
         raise ValueError
     return cast("type[Any]", found)
+
+
+def _class_or_like(path: str, fields: Sequence[str]) -> type[Any]:
+    with suppress(KeyError, AttributeError, ValueError):
+        if cast("Any", found := _class(path, fields))._fields == fields:
+            return found
+    module, _, qualname = path.partition(":")
+    like = cast("Any", namedtuple)(qualname.rpartition(".")[2], fields)
+    like.__module__, like.__qualname__ = module, qualname
+    return like

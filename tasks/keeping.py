@@ -215,7 +215,7 @@ def _erase(runs: Place, device_id: str) -> None:
             if not file.name.startswith(COHORT):
                 continue
             try:
-                found = load_all(read_slots(file)[0])
+                found = load_all(read_slots(file)[0], known=False)  # whatever ran there may not be imported here
             except Misuse:  # damaged: nobody can use it, and nobody can tell whose it is
                 discard(file)
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zlib
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,6 +95,20 @@ def test_states_of_one_form_share_their_arrays() -> None:
     """A file of a hundred has as many leaves as one of two."""
     few, many = (dump_all([(Leaf(np.full(3, i)), i) for i in range(m)]) for m in (2, 100))
     assert few.count(b"array") == many.count(b"array")
+
+
+def test_classes_that_are_not_in_use_can_be_stored_again() -> None:
+    """Of an algorithm that this process has not imported, or of another version of it."""
+    elsewhere, other = (namedtuple(name, fields) for name, fields in (("State", ("theta", "n")), ("Leaf", ("array", "more"))))
+    elsewhere.__module__, other.__module__ = "not.imported", __name__
+    trees = [Leaf((elsewhere(np.full(3, i), None), other(np.ones(i), "word"))) for i in (1, 1, 2)]
+    raw = dump_all(trees)
+    with pytest.raises(Misuse, match="does not hold a state"):
+        load_all(raw)
+    found = load_all(raw, known=False)
+    assert [type(each) for each in found] == [Leaf] * 3
+    assert [each.array[0].theta.tolist() for each in found] == [[1, 1, 1], [1, 1, 1], [2, 2, 2]]
+    assert dump_all(found) == raw
 
 
 @given(st.integers(0, 10**6), st.integers(1, 255))

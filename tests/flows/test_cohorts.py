@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -528,3 +529,18 @@ def test_compare_in_cohorts(server: Orchestrator, home: Path, fleet: Callable[..
         told.append(json.loads((home / f"runs/of-{shared}/result.json").read_text())["methods"])
     assert told[0] == told[1]
     assert not list(dataset.path.glob("**/*.rows"))
+
+
+def test_what_cohorts_keep_for_others_stays_where_their_algorithm_is_not_imported(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset]
+) -> None:
+    dataset = fleet()
+    run(home, read_config({"dataset": "small", "algorithm": "hm2", "rounds": 2, "devices_per_task": 2}), "run")
+    ground = Ground("run", RunFolder(home / "runs/run").manifest()["run_uuid"], dataset, 5)
+    before = {device: Keeping(ground, place // 2).recall(device) for place, device in enumerate("abcde")}
+    words = [sys.executable, "-m", "flows.cli.app", "data", "remove", "small", "--device", "a"]
+    subprocess.run(words, check=True, env=os.environ | {"FEDLIN_HOME": str(home)}, capture_output=True)
+    for place, device in enumerate("bcde", 1):
+        assert equal(all_single(Keeping(ground, place // 2).recall(device)), all_single(before[device]))
+    with pytest.raises(DeviceRefusal, match="is missing or damaged"):
+        Keeping(ground, 0).recall("a")
