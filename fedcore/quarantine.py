@@ -53,7 +53,7 @@ def faults(ups: Sequence[Any], infos: Sequence[Any], form: object, *, finite: bo
 
 def _malformed(messages: Sequence[Any], form: object) -> dict[int, str]:
     if isinstance(messages, Stacked):  # one form for all
-        misfit = _misfit(messages[0], form) if len(messages) else None
+        misfit = _misfit(messages.fields, form, shared=1)
         return dict.fromkeys(range(len(messages)), misfit.told) if misfit else {}
     return {i: misfit.told for i, message in enumerate(messages) if (misfit := _misfit(message, form))}
 
@@ -69,8 +69,8 @@ class _Misfit(NamedTuple):
         return f"{'.'.join(self.path) or 'update'} is {self.why}"
 
 
-def _misfit(message: Any, form: Any) -> _Misfit | None:
-    """The first place where a message differs from the form; words are only looked for where it does."""
+def _misfit(message: Any, form: Any, shared: int = 0) -> _Misfit | None:
+    """The first place where a message, or messages that share 1 leading axis, differ from the form; words are only looked for there."""
     if _nested(form):
         if type(message) is not type(form):
             return _Misfit((), f"a {type(message).__name__}, expected {type(form).__name__}")
@@ -78,16 +78,17 @@ def _misfit(message: Any, form: Any) -> _Misfit | None:
         if len(mine) != len(theirs):
             return _Misfit((), f"of {len(mine)} fields, expected {len(theirs)}")
         for i, (part, as_in) in enumerate(zip(mine, theirs, strict=True)):
-            if within := _misfit(part, as_in):
+            if within := _misfit(part, as_in, shared):
                 return _Misfit((_names(form, "")[i], *within.path), within.why)
         return None
     if not isinstance(message, NUMBERS):
         return _Misfit((), f"a {type(message).__name__}, expected numbers")
-    array, expected = np.asarray(message), np.asarray(form)
-    if array.shape != expected.shape:
-        return _Misfit((), f"of shape {array.shape}, expected {expected.shape}")
+    array, expected = np.asarray(message), np.shape(form)
+    shape = array.shape[shared:]
+    if shape != expected:
+        return _Misfit((), f"of shape {shape}, expected {expected}")
     # A count may be whole.
-    if array.dtype != FLOAT and not (array.ndim == 0 and array.dtype.kind in "iu"):
+    if array.dtype != FLOAT and not (shape == () and array.dtype.kind in "iu"):
         return _Misfit((), f"of type {array.dtype.name}, expected float64")
     return None
 
