@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.alone import Took, alone
+from benchmarks.project import project
 from benchmarks.results import Bar, Cell, Part
-from benchmarks.scale import build, project, watched
+from benchmarks.scale import build, watched
 from flows.fleet import COHORTS
 
 UPPER = 3
@@ -124,7 +125,7 @@ def measure(quick: bool) -> Part:
         more, held = grown(axis)
         rows, bars = rows + more, bars + held
     if not quick:
-        rows.append(orchestrated((500, 2_000, 5_000)))
+        rows.append(orchestrated((500, 1_500, 4_000)))
     costs = ("enrolment s", "round ms", "memory MiB", "up kB a round", "down kB a round")
     return Part(
         name="growth",

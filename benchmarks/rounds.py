@@ -19,8 +19,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
 from benchmarks.programs import peer, present
+from benchmarks.project import project
 from benchmarks.results import Bar, Part, medians, ratio
-from benchmarks.scale import build, project, watched
+from benchmarks.scale import build, watched
 from fedcore import DeviceData, FedAvg, Rows
 from fedcore.algorithm import FleetSpec
 from fedcore.data import open_dataset
@@ -144,7 +145,7 @@ def bare_maps(count: int, threads: Callable[[], set[Thread]]) -> tuple[str, list
 
 def measure(quick: bool) -> Part:
     """Seconds a round of each."""
-    repeats, count = (1, 3) if quick else (5, 10)
+    repeats, count = (1, 3) if quick else (5, 8)
     with project() as (datasets, server):
         build(datasets, "many", K)
         programs = Programs(datasets.parent, server, count)

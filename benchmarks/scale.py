@@ -9,10 +9,8 @@ import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: ski
 import os
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -22,13 +20,13 @@ import numpy as np
 import polars as pl
 
 from benchmarks.page import figure
+from benchmarks.project import project
 from benchmarks.results import Bar, Cell, LeftOut, Part
 from fedcore.data import Contract, create_dataset
 from fedcore.data.evolution import mark_for
 from fedcore.data.parquet import encode
 from flows.config import read_config
 from flows.fleet import Fleet
-from flows.orchestrator import Orchestrator, orchestrator
 from flows.train import train
 from tasks.checkpoint import RunFolder
 
@@ -142,21 +140,6 @@ def measure(quick: bool) -> Part:
     if quick:
         raise LeftOut("a small fleet says nothing of a large one: run make bench")
     return measured(10_000, ["hm1", "eb"])
-
-
-@contextmanager
-def project() -> Iterator[tuple[Path, Orchestrator]]:
-    """A project folder of its own with a Prefect server, for as long as this lasts: the folder of its data sets, and the server."""
-    before = os.environ.get("FEDLIN_HOME")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["FEDLIN_HOME"] = folder
-        (datasets := Path(folder) / "datasets").mkdir()
-        try:
-            with orchestrator(Path(folder) / "prefect") as server:
-                yield datasets, server
-        finally:
-            os.environ.pop("FEDLIN_HOME")
-            os.environ |= {"FEDLIN_HOME": before} if before else {}
 
 
 def measured(K: int, algorithms: list[str]) -> Part:

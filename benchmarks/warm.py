@@ -9,17 +9,17 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.project import project
 from benchmarks.results import Bar, Part
 from fedcore.data import create_simulated
 from fedcore.simulate import simulate
-from flows.orchestrator import Orchestrator, orchestrator
+from flows.orchestrator import Orchestrator
 
 STEPS = (
     "import, checks, first look at rows, reading and compressing",
@@ -51,14 +51,12 @@ def trained(home: Path, server: Orchestrator, rounds: int) -> tuple[list[float],
 def measure(quick: bool) -> Part:
     """Seconds of each step."""
     repeats, rounds = (1, 2) if quick else (5, 30)
-    with tempfile.TemporaryDirectory() as folder:
-        home, fleet = Path(folder), simulate("demo", 0)
-        (home / "datasets").mkdir()
-        create_simulated(home / "datasets", "demo", fleet, "the demo's fleet")
-        with orchestrator(home / "prefect") as server:
-            if not quick:
-                trained(home, server, 1)  # what is made once: the stores' tables, compiled modules
-            runs = [trained(home, server, rounds) for _ in range(repeats)]
+    with project() as (datasets, server):
+        home, fleet = datasets.parent, simulate("demo", 0)
+        create_simulated(datasets, "demo", fleet, "the demo's fleet")
+        if not quick:
+            trained(home, server, 1)  # what is made once: the stores' tables, compiled modules
+        runs = [trained(home, server, rounds) for _ in range(repeats)]
     times = dict(zip(STEPS, zip(*(steps for steps, _ in runs), strict=True), strict=True))
     seconds = {step: median(each) for step, each in times.items()}
     besides = median(sum(steps) - steps[STEPS.index("rounds")] for steps, _ in runs)

@@ -22,8 +22,9 @@ from prefect import flow, task, unmapped
 from prefect.cache_policies import NO_CACHE
 
 import flows.running
+from benchmarks.project import project
 from benchmarks.results import Cell, Part
-from benchmarks.scale import build, project
+from benchmarks.scale import build
 from fedcore import Hm1
 from flows.artifacts import RunArtifacts
 from flows.config import read_config
