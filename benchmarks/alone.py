@@ -46,7 +46,7 @@ class Took(BaseModel):
     enrolment
         Seconds in which all devices compressed their rows.
     round
-        Median seconds of its main rounds but the first; of the first where there is one.
+        Median seconds of the second half of its main rounds.
     memory
         Bytes at the most, beyond the rows.
     up, down
@@ -81,7 +81,7 @@ def run(algorithm: AnyAlgorithm, K: int, n: int, d: int, count: int) -> Took:
             times.append(ended - moment)
             up, down = report.uplink_bytes, report.downlink_bytes
         moment = time.process_time()
-    return Took(enrolment=enrolled - begun, round=median(times[1:] or times), memory=_most() - before, up=up, down=down)
+    return Took(enrolment=enrolled - begun, round=median(times[len(times) // 2 :]), memory=_most() - before, up=up, down=down)
 
 
 def _most() -> float:

@@ -16,6 +16,10 @@ from fedcore import DeviceData, Pooled, fit
 K, D, NOISE = 100, 50, 0.5
 
 
+SAME = 1e-9
+"""The most that coefficients may differ by."""
+
+
 class Programs:
     """The programs, from rows in memory, and the coefficients that each found."""
 
@@ -53,6 +57,8 @@ def measure(quick: bool) -> Part:
     seconds = medians(runs, repeats)
     ours = seconds["ours, pooled"]
     apart = max(float(np.abs(theta - programs.found["NumPy"]).max()) for theta in programs.found.values())
+    if apart > SAME:
+        raise RuntimeError(f"the programs' coefficients differ by {apart:.1e}: they did not do the same")
     return Part(
         name="centralised",
         title="Pooled beside the concatenated table",

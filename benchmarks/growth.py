@@ -11,7 +11,7 @@ from __future__ import annotations
 import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: skip
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -33,6 +33,9 @@ for each device than one that does."""
 
 COSTS = ("enrolment", "round", "memory")
 """Of these; messages are in proportion by their making."""
+
+FILLED, STEADY = 30, 4
+"""Main rounds of a fleet: as many as it takes until the factor of hm1's covariance has all its rows; others' rounds are alike."""
 
 
 class Size(NamedTuple):
@@ -60,18 +63,19 @@ def axes(quick: bool) -> list[Axis]:
     K = [10, 100] if quick else [10, 100, 1_000, 10_000, 100_000]
     d = [2, 8] if quick else [2, 8, 20, 50, 100, 200]
     N = [100, 1_000] if quick else [10, 100, 1_000, 10_000, 100_000, 1_000_000]
-    rounds = [10, 100] if quick else [10, 100, 1_000]
+    counts = [10, 100] if quick else [10, 100, 1_000]
     most = {"K": {"hm2": 10_000}, "d": {"hm2": 50}}
     everyone = FEW if quick else ALGORITHMS
 
-    def each(name: str, values: Sequence[int], size: dict[int, Size], who: Sequence[str] = everyone) -> Axis:
-        return Axis(name, {one: [(v, size[v]) for v in values if v <= most.get(name, {}).get(one, v)] for one in who})
+    def each(name: str, values: Sequence[int], size: Callable[[int, int], Size], who: Sequence[str] = everyone) -> Axis:
+        rounds = {one: FILLED if one == "hm1" else STEADY for one in who}
+        return Axis(name, {one: [(v, size(v, rounds[one])) for v in values if v <= most.get(name, {}).get(one, v)] for one in who})
 
     return [
-        each("K", K, {v: Size(v, 20, 8, 3 if v > 1_000 else 6) for v in K}),
-        each("d", d, {v: Size(20, 250, v, 3) for v in d}),
-        each("N", N, {v: Size(10, v // 10, 8, 3) for v in N}),
-        each("rounds", rounds, {v: Size(100, 20, 8, v) for v in rounds}, FEW if quick else ("fedavg", "hm1", "eb")),
+        each("K", K, lambda v, rounds: Size(v, 20, 8, rounds)),
+        each("d", d, lambda v, rounds: Size(20, 250, v, rounds)),
+        each("N", N, lambda v, rounds: Size(10, v // 10, 8, rounds)),
+        each("rounds", counts, lambda v, _: Size(100, 20, 8, v), FEW if quick else ("fedavg", "hm1", "eb")),
     ]
 
 
@@ -81,21 +85,32 @@ def exponent(values: Sequence[float], costs: Sequence[float]) -> float:
     return round(float(np.polyfit(x, y, 1)[0]), 9) + 0.0  # what is left of nothing, and its sign, tell of arithmetic alone
 
 
-def grown(axis: Axis) -> tuple[list[tuple[Cell, ...]], list[Bar]]:
-    """Rows of the table, and of the axis of devices the bars."""
+class Grown(NamedTuple):
+    """What was found along one axis: rows of the table, of the axis of devices the bars, and by algorithm and cost what each size took."""
+
+    rows: list[tuple[Cell, ...]]
+    bars: list[Bar]
+    points: dict[str, list[float]]
+
+
+def grown(axis: Axis) -> Grown:
+    """Every algorithm at every size."""
     rows: list[tuple[Cell, ...]] = []
     bars: list[Bar] = []
+    points: dict[str, list[float]] = {}
     for algorithm, sizes in axis.sizes.items():
         values = [value for value, _ in sizes]
         took: list[Took] = [alone(algorithm, *size) for _, size in sizes]
         last = took[-1]
+        points[f"{algorithm}, {axis.name}"] = [float(value) for value in values]
+        points |= {f"{algorithm}, {axis.name}: {name}": [getattr(each, name) for each in took] for name in Took.model_fields}
         powers = {name: exponent(values, [getattr(each, name) for each in took]) for name in Took.model_fields}
         figures = (last.enrolment, 1e3 * last.round, last.memory / 2**20, last.up / 1e3, last.down / 1e3)
         pairs = [cell for figure, power in zip(figures, powers.values(), strict=True) for cell in (figure, power)]
         rows.append((algorithm, axis.name, f"{values[-UPPER:][0]:,} to {values[-1]:,}", *pairs))
         if axis.name == "K" and values[-1] > 1_000:
             bars += [Bar(what=f"{algorithm}: {name} grows with K to the power of", value=powers[name], limit=LINEAR) for name in COSTS]
-    return rows, bars
+    return Grown(rows, bars, points)
 
 
 def orchestrated(sizes: Sequence[int]) -> tuple[Cell, ...]:
@@ -109,7 +124,7 @@ def orchestrated(sizes: Sequence[int]) -> tuple[Cell, ...]:
             moments = [watch.enrolled, *(moment for moment, _, _ in watch.rounds)]
             enrolments.append(watch.enrolled - begun)
             times.append(median(np.diff(moments)[1:]))
-            memory.append(watch.rounds[-1][1])
+            memory.append(watch.rounds[-1][2])  # of all fleets so far, of which this is the largest
             up.append(result["uplink_bytes"] / result["rounds"])
             down.append(result["downlink_bytes"] / result["rounds"])
     figures = (enrolments, [1e3 * each for each in times], memory, [each / 1e3 for each in up], [each / 1e3 for each in down])
@@ -119,11 +134,8 @@ def orchestrated(sizes: Sequence[int]) -> tuple[Cell, ...]:
 
 def measure(quick: bool) -> Part:
     """The table."""
-    rows: list[tuple[Cell, ...]] = []
-    bars: list[Bar] = []
-    for axis in axes(quick):
-        more, held = grown(axis)
-        rows, bars = rows + more, bars + held
+    found = [grown(axis) for axis in axes(quick)]
+    rows = [row for each in found for row in each.rows]
     if not quick:
         rows.append(orchestrated((500, 1_500, 4_000)))
     costs = ("enrolment s", "round ms", "memory MiB", "up kB a round", "down kB a round")
@@ -135,12 +147,14 @@ def measure(quick: bool) -> Part:
         "what grows that it is over the range.",
         columns=("algorithm", "grows", "range of the powers", *(cell for cost in costs for cell in (cost, "power"))),
         rows=tuple(rows),
-        bars=tuple(bars),
+        bars=tuple(bar for each in found for bar in each.bars),
+        runs={name: costs for each in found for name, costs in each.points.items()},
         notes=(
-            "In memory each run is a process of its own with one thread: the processor's time, medians over main rounds, and the most "
-            "memory beyond what the rows take, of which some 2 MiB are code that the process has not used before.",
+            "In memory each run is a process of its own with one thread: the processor's time, medians over the second half of its main "
+            f"rounds ({FILLED} of hm1, until the factor of its covariance has all its rows, else {STEADY}), and the most memory beyond "
+            "what the rows take, of which some 2 MiB are code that the process has not used before. `results.json` has every size.",
             "Powers are fitted to the three largest points. Where a cost hardly grows, such as rounds with rows, a power tells noise.",
-            f"Under Prefect it is wall time, in {COHORTS} cohorts: enrolment reads, checks and compresses each device's file; memory is "
-            "the whole process's, server apart.",
+            f"Under Prefect it is wall time, in {COHORTS} cohorts: enrolment reads, checks and compresses each device's file; memory is the "
+            "most that the whole process had, server apart.",
         ),
     )

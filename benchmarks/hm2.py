@@ -149,7 +149,8 @@ def measure(quick: bool) -> Part:
             Bar(what="phi / NUTS with its compilation", value=ratio(ours, whole), limit=0.001),
             Bar(what="phi / NUTS without it", value=ratio(ours, nuts), limit=0.001),
             Bar(what="distance of phi's means from the reference, sd", value=from_reference, limit=0.02),
-            Bar(what="distance of phi's means from NUTS, sd", value=from_nuts, limit=0.02),
+            # A quick run's own means are off by as much.
+            Bar(what="distance of phi's means from NUTS, sd", value=None if quick else from_nuts, limit=0.02),
         ),
         notes=(f"Ours took {programs.ours.rounds} rounds.", *notes),
     )

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,10 @@ def _asked(words: Sequence[str | Path]) -> Any:
         "PYTHONWARNINGS": "ignore",
     }
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")} | own
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=LIMIT, check=False)
+    # What Flower and Ray would leave in the home folder and in /tmp goes with the program.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        environment |= {"FLWR_HOME": folder, "RAY_TMPDIR": folder}
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=LIMIT, check=False)
     if done.returncode:
         raise RuntimeError(f"a peer's program ended with status {done.returncode}: {done.stderr[-2000:]}")
     lines = [line for line in done.stdout.splitlines() if re.match(r"\s*\{", line)]

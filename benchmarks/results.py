@@ -47,7 +47,7 @@ class Part(BaseModel):
     notes
         What a reader has to know to judge the figures.
     runs
-        By program or step, the seconds that a median is of, in the order in which they were measured.
+        By program or step, the seconds that a median is of, in the order in which they were measured; of `growth` what each size took.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -35,6 +35,9 @@ K, STEPS, ETA = 100, 20, 0.05
 FEDAVG = FedAvg(eta=ETA, steps=STEPS, tolerance=0.0)
 """The same number of rounds everywhere: no program stops by itself."""
 
+SAME = 1e-9
+"""The most that coefficients of programs which do the same may differ by."""
+
 
 class Programs:
     """The programs, each of which does a block of rounds at a call and tells its median, in seconds.
@@ -161,6 +164,8 @@ def measure(quick: bool) -> Part:
         seconds = medians(runs, repeats)
     ours = seconds["ours"]
     apart = max(float(np.abs(theta - programs.theta["ours"]).max()) for theta in programs.theta.values())
+    if apart > SAME:
+        raise RuntimeError(f"the programs' coefficients differ by {apart:.1e} after {count + 1} rounds: they did not do the same")
     counted = {name: f"{found} of {programs.expected[name]}" for name, found in programs.found.items()}
     missing = sum(programs.expected.values()) - sum(programs.found.values())
     notes.append(f"After {count + 1} rounds the programs' coefficients differ by at most {apart:.1e}.")
@@ -186,6 +191,7 @@ def measure(quick: bool) -> Part:
         runs=seconds.runs,
         bars=(
             Bar(what="ours / bare map, on all processors", value=ratio(ours, seconds["bare map"]), limit=1.3),
+            Bar(what="ours / bare map, on one processor", value=ratio(ours, seconds["bare map, on one processor"]), limit=1.3),
             Bar(what="ours / Flower", value=ratio(ours, seconds.get("Flower")), limit=0.5),
             Bar(what="task runs without a recorded end", value=missing, limit=0),
         ),

@@ -157,9 +157,9 @@ def measured(K: int, algorithms: list[str]) -> Part:
         title="Large fleets in cohorts",
         about=(
             f"`train` on K = {K:,} devices with d = 8 coefficients that share two factors, {ROWS} rows that train and {TEST} that test, "
-            f"in cohorts; {DIFFERENT:,} have rows of their own, which then come again. {ROUNDS} rounds, of which the first is apart. "
-            "The first read (every partition is read, checked and compressed) comes before them. CPU is the run's own process after that, "
-            "peak its largest memory by the last round, in this order of algorithms."
+            f"in cohorts; {DIFFERENT:,} have rows of their own, which then come again. One run of each algorithm, of {ROUNDS} rounds, the "
+            "first of which is apart. The first read (every partition is read, checked and compressed) comes before them. CPU is the run's "
+            "own process after that, peak its largest memory by the last round, in this order of algorithms."
         ),
         columns=("algorithm", "a round / first read", "s a round", "longest", "first", "first read", "end", "CPU", "peak MiB", "tasks"),
         rows=tuple(rows),

@@ -72,7 +72,7 @@ def measure(quick: bool) -> Part:
         columns=("step", "share of the whole", "s"),
         rows=tuple((step, taken / sum(seconds.values()), taken) for step, taken in seconds.items()),
         runs=times,
-        bars=(Bar(what="s besides the rounds", value=besides, limit=10.0),),
+        bars=(Bar(what="s besides the rounds", value=None if quick else besides, limit=10.0),),  # a first run makes what is made once
         notes=(
             f"Task runs recorded: {', '.join(recorded)}.",
             "The report for people is a command of its own, and not part of it; the run's figures are.",
