@@ -154,7 +154,7 @@ def measure(quick: bool) -> Part:
             f"rounds ({FILLED} of hm1, until the factor of its covariance has all its rows, else {STEADY}), and the most memory beyond "
             "what the rows take, of which some 2 MiB are code that the process has not used before. `results.json` has every size.",
             "Powers are fitted to the three largest points. Where a cost hardly grows, such as rounds with rows, a power tells noise.",
-            f"Under Prefect it is wall time, in {COHORTS} cohorts: enrolment reads, checks and compresses each device's file; memory is the "
-            "most that the whole process had, server apart.",
+            f"Under Prefect it is wall time, in {COHORTS} cohorts: enrolment reads, checks and compresses each device's file; memory is "
+            "the most that the whole process had, server apart.",
         ),
     )

@@ -54,10 +54,10 @@ def present(runs: Mapping[str, Callable[[], float]], scripts: Mapping[str, str])
 
 
 def peer_versions() -> dict[str, str]:
-    """Of the peers that are there."""
+    """Of the peers that are there and can say; what was measured is not lost for those that cannot."""
     found: dict[str, str] = {}
     for interpreter, words in ((_python, ["-c", VERSIONS, *LIBRARIES]), (_rscript, ["-e", R_VERSIONS])):
-        with contextlib.suppress(LeftOut):
+        with contextlib.suppress(LeftOut, RuntimeError, subprocess.TimeoutExpired):
             found |= _asked([*interpreter(), *words])
     return found
 
@@ -67,10 +67,9 @@ def _interpreter(script: str) -> list[Path | str]:
 
 
 def _python() -> list[Path | str]:
-    python = ENVIRONMENT / "bin/python"
-    if not python.exists():
+    if not (ENVIRONMENT / ".ready").exists():
         raise LeftOut("the peers' environment is not there: make bench sets it up")
-    return [python]
+    return [ENVIRONMENT / "bin/python"]
 
 
 def _rscript() -> list[Path | str]:

@@ -11,9 +11,11 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from threading import Thread
 from typing import cast
 
 import typer
@@ -27,6 +29,9 @@ PARTS = ("rounds", "warm", "scale", "centralised", "mixed", "hm1", "hm2", "parti
 """Modules here with `measure(quick) -> Part`, in the order of the page."""
 
 FAILED = "failed: "
+
+TIDYING = 10.0
+"""Seconds that a part has for ending what it has started."""
 
 
 def check_folder(folder: Path) -> None:
@@ -86,6 +91,15 @@ def _apart() -> None:
     """Hear of Ctrl-C from the process that has started this one, and not from the terminal too: once is enough."""
     os.setpgrp()
     signal.signal(signal.SIGINT, _end)  # which a shell may have had ignored
+    Thread(target=_outlive_nobody, daemon=True).start()
+
+
+def _outlive_nobody() -> None:
+    """End with the process that has started this one, also where it was killed: first what is under way, so that that tidies up."""
+    cast(BaseProcess, parent_process()).join()
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(TIDYING)
+    os._exit(1)
 
 
 def _end(*_: object) -> None:

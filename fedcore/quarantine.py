@@ -89,7 +89,8 @@ def _misfit(message: Any, form: Any, shared: int = 0) -> _Misfit | None:
         return _Misfit((), f"of shape {shape}, expected {expected}")
     # A count may be whole.
     if array.dtype != FLOAT and not (shape == () and array.dtype.kind in "iu"):
-        return _Misfit((), f"of type {array.dtype.name}, expected float64")
+        # The name of a text's type has the length of the longest of the cohort.
+        return _Misfit((), f"of type {'text' if array.dtype.kind == 'U' else array.dtype.name}, expected float64")
     return None
 
 

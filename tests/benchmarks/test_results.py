@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from benchmarks.page import figure, render
-from benchmarks.programs import peer, present
+from benchmarks.programs import peer, peer_versions, present
 from benchmarks.results import Bar, Cell, LeftOut, Machine, Part, Results, medians, ratio, verdicts
 from benchmarks.running import PARTS, check_folder, in_own_process, run
 
@@ -116,7 +116,7 @@ def test_a_part_that_is_not_there_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_a_part_that_is_interrupted_leaves_nothing_behind(number: int, status: int, tmp_path: Path) -> None:
     """No process that goes on measuring, and no folder of files that were made for it."""
     words, environment = [sys.executable, "-m", "benchmarks", "--quick", "partitions"], os.environ | {"TMPDIR": str(tmp_path)}
@@ -151,6 +151,23 @@ def test_peers_that_are_absent_are_left_out_with_a_note(tmp_path: Path, monkeypa
     assert [note.split(":")[0] for note in notes] == ["python was left out", "r was left out"]
     with pytest.raises(LeftOut, match="R is not installed"):
         peer("mixed.R")
+
+
+def test_peers_whose_environment_is_half_made_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    monkeypatch.setattr("benchmarks.programs.ENVIRONMENT", tmp_path)
+    with pytest.raises(LeftOut, match="peers' environment is not there"):
+        peer("nuts.py")
+
+
+def test_versions_of_peers_that_cannot_say_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to("/bin/false")
+    (tmp_path / ".ready").touch()
+    monkeypatch.setattr("benchmarks.programs.ENVIRONMENT", tmp_path)
+    assert set(peer_versions()) <= {"R", "lme4"}
 
 
 def test_programs_take_turns_in_drawn_orders() -> None:
