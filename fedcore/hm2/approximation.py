@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedcore.hm2.natural import Moments, NaturalParams, log_partition, moments
+from fedcore.messages import columns
 from fedcore.rows import Floats
 
 MOST_OF_A_DIRECTION = 0.8
@@ -166,9 +167,9 @@ def without(approximation: Approximation, places: Sequence[int | None]) -> Appro
 
 
 def _moved(sites: NaturalParams, cohort: Sequence[int], changes: NaturalParams, fraction: float) -> NaturalParams:
-    moved = NaturalParams(sites.shift.copy(), sites.precision.copy())
-    moved.shift[cohort] += fraction * changes.shift
-    moved.precision[cohort] += fraction * changes.precision
+    moved, chosen = NaturalParams(sites.shift.copy(), sites.precision.copy()), columns(cohort, len(sites.shift))
+    moved.shift[chosen] += fraction * changes.shift
+    moved.precision[chosen] += fraction * changes.precision
     return moved
 
 

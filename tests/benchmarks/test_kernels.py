@@ -2,7 +2,7 @@
 
 Nothing is held against a clock: times are multiples of those of floors in the same run, in the thread's own time, and calls are
 counted. What is usual is what `python -m benchmarks.kernels` prints; it is to be lowered here where a kernel gets faster, and raised
-only where a slower one is worth it.
+only where a slower one is worth it. One that is stated too high fails: a third more work would not be noticed.
 """
 
 from __future__ import annotations
@@ -12,27 +12,45 @@ from itertools import cycle
 import numpy as np
 import pytest
 
-from benchmarks.kernels import Kernel, Program, calls, compression, eb_expectation, fedavg_round, hm1_round, hm2_sites, ratios, settled
+from benchmarks import kernels
+from benchmarks.kernels import Kernel, Program, calls, ratio, settled
 from fedcore import Hm1
 from fedcore.compression import compress
 
 MOST = 1.25
-ATTEMPTS, SECONDS = 3, 0.3
+ATTEMPTS, SECONDS = 3, 0.4
 """A kernel that has become slower is so each time; what else the machine does may look like it once."""
 
+TRIES = 2
+"""A third more work is 7 % above what is noticed, so that one of so many attempts may by chance not be."""
+
 USUAL = {
-    fedavg_round: (1.19, 33),
-    hm1_round: (1.10, 84),
-    eb_expectation: (1.59, 71),
-    hm2_sites: (2.85, 350),
-    compression: (0.15, 134),
+    kernels.fedavg_round: (1.25, 33),
+    kernels.hm1_round: (1.21, 84),
+    kernels.hm1_matrix: (1.47, 46),
+    kernels.hm1_explicit: (1.36, 47),
+    kernels.eb_expectation: (1.70, 71),
+    kernels.eb_sums: (1.90, 71),
+    kernels.hm2_sites: (2.92, 350),
+    kernels.hm2_sums: (3.05, 116),
+    kernels.hm2_results: (2.84, 558),
+    kernels.hm2_checked: (1.43, 158),
+    kernels.pooled: (4.20, 251),
+    kernels.ditto_steps: (1.19, 36),
+    kernels.separate_steps: (1.15, 17),
+    kernels.mtrl_sweeps: (1.30, 198),
+    kernels.local_problems: (2.19, 290),
+    kernels.compression: (2.40, 134),
 }
-"""Time as a multiple of the floor's, and calls."""
+"""Time as a multiple of the floor's on a quiet machine, to 2 %, and calls. On a busy one times are up to a fifth above."""
+
+ONE_BY_ONE = (kernels.hm2_results, kernels.hm2_checked, kernels.pooled, kernels.local_problems, kernels.compression)
+"""Those that go through devices, whose arrays differ in length or are large."""
 
 
 def slower(kernel: Kernel, usual: float) -> bool:
     """Whether it takes more than a quarter longer than usual, as often as it is tried."""
-    return all(ratios(kernel.floor, [kernel.work], SECONDS)[0] > MOST * usual for _ in range(ATTEMPTS))
+    return all(ratio(kernel, SECONDS) > MOST * usual for _ in range(ATTEMPTS))
 
 
 def with_four_thirds_of_the_work(work: Program) -> Program:
@@ -59,26 +77,28 @@ def test_array_work_has_not_grown_by_a_quarter(maker, kernel):
     assert not slower(kernel, USUAL[maker][0])
 
 
-def test_a_third_more_array_work_is_noticed(kernel):
-    def noticed() -> bool:
-        usual, slowed = ratios(kernel.floor, [kernel.work, with_four_thirds_of_the_work(kernel.work)], 3 * SECONDS)
-        return slowed > MOST * usual
-
-    assert any(noticed() for _ in range(ATTEMPTS))
+def test_a_third_more_array_work_is_noticed(maker, kernel):
+    slowed = kernel._replace(work=with_four_thirds_of_the_work(kernel.work))
+    assert any(slower(slowed, USUAL[maker][0]) for _ in range(TRIES))
 
 
 def test_calls_have_not_grown_by_a_quarter(maker, kernel):
     assert calls(kernel.work) <= MOST * USUAL[maker][1]
 
 
-@pytest.mark.parametrize("maker", [maker for maker in USUAL if maker is not compression])
+@pytest.mark.parametrize("maker", [maker for maker in USUAL if maker not in ONE_BY_ONE])
 def test_steps_of_a_cohort_do_not_loop_over_devices(maker):
     assert calls(maker(2).work) == calls(maker(1).work)
 
 
-def test_compression_makes_as_many_calls_for_each_device():
-    once, twice, thrice = (calls(compression(scale).work) for scale in (1, 2, 3))
+@pytest.mark.parametrize("maker", ONE_BY_ONE)
+def test_what_goes_through_devices_makes_as_many_calls_for_each(maker):
+    once, twice, thrice = (calls(maker(scale).work) for scale in (1, 2, 3))
     assert thrice - twice == twice - once > 0
+
+
+def test_all_kernels_are_held_to_what_is_usual():
+    assert tuple(USUAL) == kernels.ALL
 
 
 def test_a_loop_over_devices_is_noticed():
