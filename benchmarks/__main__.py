@@ -1,7 +1,7 @@
 """Run the benchmarks: `python -m benchmarks [--quick] [PART ...]`, or `make bench`.
 
-Each part runs in a process of its own: it starts with nothing in memory, and one that fails takes nobody along. What is found is written
-after every part, so that an interrupted run keeps what it has.
+Each part runs in a process of its own: it starts with nothing in memory, and one that fails takes nobody along. Those that train share one
+Prefect server. What is found is written after every part, so that an interrupted run keeps what it has.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import tasks as tasks  # one BLAS thread, before numpy is imported  # isort: skip
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from benchmarks.results import verdicts
-from benchmarks.running import FAILED, PARTS, check_folder, in_own_process, run
+from benchmarks.running import FAILED, PARTS, TRAINING, check_folder, in_own_process, run
+from fedcore.errors import FedlinError, Misuse
 
 HERE = Path(__file__).parent
 QUICK = HERE.parent / "build" / "benchmarks"
@@ -34,10 +37,24 @@ def main(
     check_folder(folder)
     signal.signal(signal.SIGTERM, _terminated)
     signal.siginterrupt(signal.SIGINT, True)  # polars, when it is imported, has waits outlast Ctrl-C
-    entries = [run(name, quick, folder, in_own_process) for name in PARTS if name in asked]
+    with _server() if TRAINING & set(asked) else nullcontext():
+        entries = [run(name, quick, folder, in_own_process) for name in PARTS if name in asked]
     typer.echo(verdicts(entries), err=True)
     if any(entry.left_out.startswith(FAILED) for entry in entries):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _server() -> Iterator[None]:
+    """One for all parts that train; where none can be had, that is said in a line."""
+    from benchmarks.project import server  # which takes seconds to import, and other parts do without
+
+    try:
+        with server():
+            yield
+    except FedlinError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2 if isinstance(error, Misuse) else 1) from None
 
 
 def _terminated(number: int, _: object) -> None:

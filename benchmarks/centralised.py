@@ -9,15 +9,12 @@ from functools import partial
 import numpy as np
 from sklearn.linear_model import LinearRegression
 
+from benchmarks.programs import coefficients_apart
 from benchmarks.results import Bar, Part, medians
 from benchmarks.timing import middle, once
 from fedcore import DeviceData, Pooled, fit
 
 K, D, NOISE = 100, 50, 0.5
-
-
-SAME = 1e-9
-"""The most that coefficients may differ by."""
 
 
 class Programs:
@@ -56,9 +53,7 @@ def measure(quick: bool) -> Part:
     }
     seconds = medians(runs, repeats)
     ours = seconds["ours, pooled"]
-    apart = max(float(np.abs(theta - programs.found["NumPy"]).max()) for theta in programs.found.values())
-    if apart > SAME:
-        raise RuntimeError(f"the programs' coefficients differ by {apart:.1e}: they did not do the same")
+    apart = coefficients_apart(programs.found.values())
     return Part(
         name="centralised",
         title="Pooled beside the concatenated table",

@@ -12,9 +12,11 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.results import LeftOut
 
@@ -22,6 +24,9 @@ HERE = Path(__file__).parent
 ENVIRONMENT = HERE / ".venv"
 LIMIT = 600
 """Seconds after which a peer is given up."""
+
+SAME = 1e-9
+"""The most that coefficients of programs which do the same may differ by."""
 
 LIBRARIES = ("flwr", "ray", "numpy", "scikit-learn", "scipy", "statsmodels", "jax", "numpyro")
 VERSIONS = "import json, importlib.metadata as m, sys; print(json.dumps({name: m.version(name) for name in sys.argv[1:]}))"
@@ -51,6 +56,20 @@ def present(runs: Mapping[str, Callable[[], float]], scripts: Mapping[str, str])
             del kept[name]
             notes.append(f"{name} was left out: {why}.")
     return kept, notes
+
+
+def coefficients_apart(found: Iterable[np.ndarray]) -> float:
+    """The most that an entry of the coefficients, all of one shape, which programs have found differs between two of them.
+
+    Raises
+    ------
+    RuntimeError
+        Where that is too much for programs that do the same.
+    """
+    apart = float(np.ptp(list(found), axis=0).max())
+    if not apart <= SAME:
+        raise RuntimeError(f"the programs' coefficients differ by {apart:.1e}: they did not do the same")
+    return apart
 
 
 def peer_versions() -> dict[str, str]:

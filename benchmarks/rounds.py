@@ -18,7 +18,7 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
-from benchmarks.programs import peer, present
+from benchmarks.programs import coefficients_apart, peer, present
 from benchmarks.project import project
 from benchmarks.results import Bar, Part, medians, ratio
 from benchmarks.scale import build, watched
@@ -34,9 +34,6 @@ from flows.runners import THREADS, device_threads
 K, STEPS, ETA = 100, 20, 0.05
 FEDAVG = FedAvg(eta=ETA, steps=STEPS, tolerance=0.0)
 """The same number of rounds everywhere: no program stops by itself."""
-
-SAME = 1e-9
-"""The most that coefficients of programs which do the same may differ by."""
 
 
 class Programs:
@@ -163,9 +160,7 @@ def measure(quick: bool) -> Part:
         runs, notes = present(runs, {"Flower": "flower.py"})
         seconds = medians(runs, repeats)
     ours = seconds["ours"]
-    apart = max(float(np.abs(theta - programs.theta["ours"]).max()) for theta in programs.theta.values())
-    if apart > SAME:
-        raise RuntimeError(f"the programs' coefficients differ by {apart:.1e} after {count + 1} rounds: they did not do the same")
+    apart = coefficients_apart(programs.theta.values())
     counted = {name: f"{found} of {programs.expected[name]}" for name, found in programs.found.items()}
     missing = sum(programs.expected.values()) - sum(programs.found.values())
     notes.append(f"After {count + 1} rounds the programs' coefficients differ by at most {apart:.1e}.")

@@ -28,6 +28,9 @@ from fedcore.data.places import write_durably
 PARTS = ("rounds", "warm", "scale", "centralised", "mixed", "hm1", "hm2", "partitions", "ingest", "where", "to_error", "growth")
 """Modules here with `measure(quick) -> Part`, in the order of the page."""
 
+TRAINING = {"rounds", "warm", "scale", "where", "growth"}
+"""Those that need a Prefect server."""
+
 FAILED = "failed: "
 
 TIDYING = 10.0

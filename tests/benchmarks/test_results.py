@@ -115,6 +115,15 @@ def test_a_part_that_is_not_there_is_refused() -> None:
     assert "there is no part 'nowhere': choose of rounds, " in done.stderr
 
 
+def test_a_server_that_does_not_answer_is_told_in_a_line() -> None:
+    words = [sys.executable, "-m", "benchmarks", "--quick", "where"]
+    environment = os.environ | {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no Prefect server answers at PREFECT_API_URL=")
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_a_part_that_is_interrupted_leaves_nothing_behind(number: int, status: int, tmp_path: Path) -> None:
