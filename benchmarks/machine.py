@@ -6,6 +6,7 @@ import functools
 import os
 import platform
 import subprocess
+import timeit
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from threadpoolctl import threadpool_info
 
 from benchmarks.programs import peer_versions
 from benchmarks.results import Machine
+
+WORK = "json.loads(json.dumps({str(i): [i, float(i)] for i in range(50_000)}))"
 
 LIBRARIES = ("numpy", "scipy", "polars", "pyarrow", "pydantic", "prefect", "mlflow", "scikit-learn")
 
@@ -34,6 +37,12 @@ def machine() -> Machine:
         versions={"python": platform.python_version(), "fedlin": version("fedlin")} | {name: version(name) for name in LIBRARIES},
         peers=peer_versions(),
     )
+
+
+def pace() -> list[float]:
+    """Milliseconds that plain work of Python's own takes now, three times: how fast a machine is that others share. It makes and drops many
+    objects, which is what a round under Prefect does most of its time."""
+    return [1e3 * taken for taken in timeit.repeat(WORK, "import json", number=1, repeat=3)]
 
 
 def commit() -> str:

@@ -14,13 +14,14 @@ from datetime import UTC, datetime
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from statistics import median
 from tempfile import NamedTemporaryFile
 from threading import Thread
 from typing import cast
 
 import typer
 
-from benchmarks.machine import commit, machine
+from benchmarks.machine import commit, machine, pace
 from benchmarks.page import figure, render
 from benchmarks.results import Entry, LeftOut, Part, Results
 from fedcore.data.places import write_durably
@@ -58,7 +59,7 @@ def check_folder(folder: Path) -> None:
 def run(name: str, quick: bool, folder: Path, measured: Callable[[str, bool], Part]) -> Entry:
     """Measure a part, and write what is known then to a folder; the other parts stay as they are there."""
     typer.echo(f"{name} ...", err=True)
-    begun, part, why = time.perf_counter(), None, ""
+    before, begun, part, why = pace(), time.perf_counter(), None, ""
     try:
         part = measured(name, quick)
     except LeftOut as reason:
@@ -68,7 +69,17 @@ def run(name: str, quick: bool, folder: Path, measured: Callable[[str, bool], Pa
         why = f"{FAILED}{type(error).__name__}: {_without_folders(str(error))}"
     seconds = time.perf_counter() - begun
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-    entry = Entry(name=name, date=now, commit=commit(), quick=quick, seconds=round(seconds, 1), machine=machine(), part=part, left_out=why)
+    entry = Entry(
+        name=name,
+        date=now,
+        commit=commit(),
+        quick=quick,
+        seconds=round(seconds, 1),
+        pace=round(median(before + pace()), 1),
+        machine=machine(),
+        part=part,
+        left_out=why,
+    )
     results = Results.read(folder / "results.json").updated(entry, PARTS)
     write_durably(folder / "results.json", f"{results.model_dump_json(indent=1)}\n".encode())
     write_durably(folder / "RESULTS.md", render(results).encode())
