@@ -259,7 +259,7 @@ def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[
         run_artifacts(schedule.rounds, checkpoint.history, asking) as artifacts,
         OneProcessor(device_threads if fleet.HERE else set) as processor,
     ):
-        started = time.perf_counter()
+        started, recorded = time.perf_counter(), 0
         for report in rounds(fleet.algorithm, fleet.spec, fleet, schedule, checkpoint.state):
             entry = record(report, fleet.device_ids, time.perf_counter() - started) if report.counted else None
             if entry:
@@ -275,7 +275,7 @@ def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[
             progress.show(report, silent)
             artifacts.show(checkpoint.history)
             run.metrics.show([*before, *checkpoint.history])
-            _await_recorder(fleet)
+            recorded = _await_recorder(fleet, recorded)
             if not report.outcome:
                 signals.check()
                 cancellation.check()
@@ -328,10 +328,11 @@ def scalars(history: Sequence[Record]) -> list[dict[str, float]]:
     return [numbers(entry) | {"round_num": i} for i, entry in enumerate(history, 1)]
 
 
-def _await_recorder(fleet: Fleet) -> None:
-    """Tasks are made faster than a server records them; one that is too far behind would lose their ends."""
-    if url := PREFECT_API_URL.value():
-        Orchestrator(url).pace(_flow_run_id(), fleet.task_runs)
+def _await_recorder(fleet: Fleet, recorded: int) -> int:
+    """Tasks are made faster than a server records them; one that is too far behind would lose their ends. How many it has recorded, as far
+    as is known."""
+    url = PREFECT_API_URL.value()
+    return Orchestrator(url).pace(_flow_run_id(), fleet.task_runs, recorded) if url else recorded
 
 
 def _totals(result: Mapping[str, Any]) -> dict[str, float]:

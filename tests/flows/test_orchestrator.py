@@ -35,10 +35,11 @@ def step(device: int) -> int:
 
 @flow(task_runner=ThreadPoolTaskRunner(max_workers=4), log_prints=False)
 def rounds(server: Orchestrator) -> str:
+    ended = 0
     for round_num in range(1, ROUNDS + 1):
         for future in step.map(range(DEVICES)):
             future.wait()
-        server.pace(flow_run.id, round_num * DEVICES, backlog=DEVICES)
+        ended = server.pace(flow_run.id, round_num * DEVICES, ended, backlog=DEVICES)
     return flow_run.id
 
 
@@ -148,6 +149,15 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_server_is_asked_only_where_it_may_be_too_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, asked, ended = [950, 1900], list[int](), 0
+    monkeypatch.setattr(flows.orchestrator, "_count", lambda *_: asked.append(made) or answers.pop(0))
+    for made in range(100, 2100, 100):
+        ended = Orchestrator("http://127.0.0.1:9/api").pace("00000000-0000-4000-8000-000000000000", made, ended, backlog=1000)
+    assert asked == [1100, 2000]
+    assert ended == 1900
 
 
 def test_a_server_that_is_gone_is_not_waited_for_as_long_as_one_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
