@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.results import verdicts
-from benchmarks.running import FAILED, PARTS, TRAINING, check_folder, in_own_process, run
+from benchmarks.running import FAILED, PARTS, TRAINING, check_folder, in_own_process, keep_whole, run
 from fedcore.errors import FedlinError, Misuse
 
 HERE = Path(__file__).parent
@@ -39,6 +39,8 @@ def main(
     signal.siginterrupt(signal.SIGINT, True)  # polars, when it is imported, has waits outlast Ctrl-C
     with _server() if TRAINING & set(asked) else nullcontext():
         entries = [run(name, quick, folder, in_own_process) for name in PARTS if name in asked]
+    if asked == PARTS:
+        keep_whole(entries, folder)
     typer.echo(verdicts(entries), err=True)
     if any(entry.left_out.startswith(FAILED) for entry in entries):
         raise typer.Exit(1)

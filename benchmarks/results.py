@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict
 
 Cell = str | int | float | None
 
+KEPT = 5
+"""Of how many whole runs the bars are kept."""
+
 
 class Bar(BaseModel):
     """A bound that a figure is held against; `limit` is the most that `value` may be. It is None where it could not be measured."""
@@ -109,6 +112,49 @@ class Entry(BaseModel):
     left_out: str = ""
 
 
+class Whole(BaseModel):
+    """A run of all parts: figures of one tell of a machine and an hour, and those of several how far they depend on these.
+
+    Attributes
+    ----------
+    date, commit
+        When its last part was measured, and on which commit.
+    cpu
+        On what.
+    pace
+        The median of its parts'.
+    met, bars
+        How many bars it met, and of how many.
+    found
+        What it found of each bar, by part and `Bar.what`.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    date: str
+    commit: str
+    cpu: str
+    pace: float | None
+    met: int
+    bars: int
+    found: dict[str, dict[str, float | None]]
+
+    @staticmethod
+    def of(entries: Sequence[Entry]) -> Whole:
+        """A run with these parts."""
+        measured = {entry.name: entry.part.bars for entry in entries if entry.part}
+        bars = [bar for each in measured.values() for bar in each]
+        last = entries[-1]
+        return Whole(
+            date=last.date,
+            commit=last.commit,
+            cpu=last.machine.cpu,
+            pace=median(entry.pace for entry in entries),
+            met=sum(bar.met for bar in bars),
+            bars=len(bars),
+            found={name: {bar.what: bar.value for bar in each} for name, each in measured.items()},
+        )
+
+
 def verdicts(entries: Sequence[Entry]) -> str:
     """How many bars are met, and which are not, a line each."""
     bars = [(entry.name, bar) for entry in entries if entry.part for bar in entry.part.bars]
@@ -117,10 +163,11 @@ def verdicts(entries: Sequence[Entry]) -> str:
 
 
 class Results(BaseModel):
-    """Everything that is known, by part in the order of measuring."""
+    """Everything that is known, by part in the order of measuring, and the last whole runs, oldest first."""
 
     model_config = ConfigDict(frozen=True)
     entries: tuple[Entry, ...] = ()
+    runs: tuple[Whole, ...] = ()
 
     @staticmethod
     def read(file: Path) -> Results:
@@ -130,7 +177,15 @@ class Results(BaseModel):
     def updated(self, entry: Entry, order: Sequence[str]) -> Results:
         """With this entry in place of an earlier one of its part, in an order of parts; those that are not in it are dropped."""
         known = {each.name: each for each in self.entries} | {entry.name: entry}
-        return Results(entries=tuple(known[name] for name in order if name in known))
+        return Results(entries=tuple(known[name] for name in order if name in known), runs=self.runs)
+
+    def after(self, run: Whole) -> Results:
+        """With another whole run."""
+        return Results(entries=self.entries, runs=(*self.runs, run)[-KEPT:])
+
+    def found(self, part: str, bar: str) -> list[float | None]:
+        """What the whole runs found of a bar."""
+        return [run.found.get(part, {}).get(bar) for run in self.runs]
 
     def machines(self) -> list[tuple[Machine, list[str]]]:
         """Each machine with the parts that were measured on it."""

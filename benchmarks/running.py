@@ -8,7 +8,7 @@ import re
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from multiprocessing import active_children, get_context, parent_process
@@ -23,7 +23,7 @@ import typer
 
 from benchmarks.machine import commit, machine, pace
 from benchmarks.page import figure, render
-from benchmarks.results import Entry, LeftOut, Part, Results
+from benchmarks.results import Entry, LeftOut, Part, Results, Whole
 from fedcore.data.places import write_durably
 
 PARTS = ("rounds", "warm", "scale", "centralised", "mixed", "hm1", "hm2", "partitions", "ingest", "where", "to_error", "growth")
@@ -80,14 +80,22 @@ def run(name: str, quick: bool, folder: Path, measured: Callable[[str, bool], Pa
         part=part,
         left_out=why,
     )
-    results = Results.read(folder / "results.json").updated(entry, PARTS)
-    write_durably(folder / "results.json", f"{results.model_dump_json(indent=1)}\n".encode())
-    write_durably(folder / "RESULTS.md", render(results).encode())
+    _write(folder, Results.read(folder / "results.json").updated(entry, PARTS))
     for bar in part.bars if part else ():
         typer.echo(f"  {bar.what}: {figure(bar.value)}, at most {figure(bar.limit)}: {bar.verdict}", err=True)
     if why:
         typer.echo(f"  {why}", err=True)
     return entry
+
+
+def keep_whole(entries: Sequence[Entry], folder: Path) -> None:
+    """Note beside the parts what a run of all of them found."""
+    _write(folder, Results.read(folder / "results.json").after(Whole.of(entries)))
+
+
+def _write(folder: Path, results: Results) -> None:
+    write_durably(folder / "results.json", f"{results.model_dump_json(indent=1)}\n".encode())
+    write_durably(folder / "RESULTS.md", render(results).encode())
 
 
 def in_own_process(name: str, quick: bool) -> Part:

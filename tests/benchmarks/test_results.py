@@ -17,8 +17,8 @@ import typer
 
 from benchmarks.page import figure, render
 from benchmarks.programs import peer, peer_versions, present
-from benchmarks.results import Bar, Cell, LeftOut, Machine, Part, Results, medians, ratio, verdicts
-from benchmarks.running import PARTS, check_folder, in_own_process, run
+from benchmarks.results import KEPT, Bar, Cell, LeftOut, Machine, Part, Results, medians, ratio, verdicts
+from benchmarks.running import PARTS, check_folder, in_own_process, keep_whole, run
 
 ROOT = Path(__file__).parents[2]
 FIRST, SECOND, THIRD = PARTS[:3]
@@ -92,6 +92,22 @@ def test_a_part_replaces_only_itself(tmp_path: Path) -> None:
     assert after.entries[0] == before.entries[0]
     assert after.entries[1].quick
     assert render(after) == (tmp_path / "RESULTS.md").read_text()
+
+
+def test_the_page_tells_what_whole_runs_found(tmp_path: Path) -> None:
+    for i in range(KEPT + 2):
+
+        def found(name: str, quick: bool, value: float = float(i)) -> Part:
+            return part(name, Bar(what="ours / theirs", value=value, limit=3.0))
+
+        keep_whole([run(name, False, tmp_path, found) for name in (FIRST, SECOND)], tmp_path)
+    run(FIRST, False, tmp_path, lambda name, _: part(name, Bar(what="another bar", value=0.0, limit=1.0)))
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert f"| [{FIRST}](#{FIRST}) | another bar | 0 | 1 | met | -, -, -, -, - |" in page
+    assert f"| [{SECOND}](#{SECOND}) | ours / theirs | 6 | 3 | **not met** | 2, 3, 4, 5, 6 |" in page
+    told = [line for line in page.splitlines() if " bars met" in line]
+    assert [line.rpartition(": ")[2] for line in told] == ["2 of 2 bars met"] * 2 + ["0 of 2 bars met"] * 3
+    assert all(re.search(r"commit abc, a processor, JSON there and back in [\d.]+ ms:", line) for line in told)
 
 
 def test_parts_of_two_machines_are_told_apart(tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
