@@ -1,7 +1,7 @@
 """Run the benchmarks: `python -m benchmarks [--quick] [PART ...]`, or `make bench`.
 
 Each part runs in a process of its own: it starts with nothing in memory, and one that fails takes nobody along. Those that train share one
-Prefect server. What is found is written after every part, so that an interrupted run keeps what it has.
+Prefect server, which a part could break for later ones. What is found is written after every part: an interrupted run keeps what it has.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ def main(
     check_folder(folder)
     signal.signal(signal.SIGTERM, _terminated)
     signal.siginterrupt(signal.SIGINT, True)  # polars, when it is imported, has waits outlast Ctrl-C
-    with _server() if TRAINING & set(asked) else nullcontext():
-        entries = [run(name, quick, folder, in_own_process) for name in PARTS if name in asked]
+    training, others = ([name for name in PARTS if name in asked and (name in TRAINING) is needed] for needed in (True, False))
+    with _server() if training else nullcontext():
+        entries = [run(name, quick, folder, in_own_process) for name in training]
+    entries += [run(name, quick, folder, in_own_process) for name in others]
     if asked == PARTS:
         keep_whole(entries, folder)
     typer.echo(verdicts(entries), err=True)

@@ -153,8 +153,8 @@ def measure(quick: bool) -> Part:
             "In memory each run is a process of its own with one thread: the processor's time, medians over the second half of its main "
             f"rounds ({FILLED} of hm1, until the factor of its covariance has all its rows, else {STEADY}), and the most memory beyond "
             "what the rows take, of which some 2 MiB are code that the process has not used before. `results.json` has every size.",
-            "hm2 ends at 10,000 devices, since ten times as many would take ten times its memory, and at 50 columns, since its rounds grow "
-            "with the third power of these.",
+            "hm2 ends at 10,000 devices, since ten times as many would take ten times its memory, and at 50 columns, since a round has "
+            "work of their third power.",
             "Powers are fitted to the three largest points. Where a cost hardly grows, such as rounds with rows, a power tells noise.",
             f"Under Prefect it is wall time, in {COHORTS} cohorts: enrolment reads, checks and compresses each device's file; memory is "
             "the most that the whole process had, server apart.",

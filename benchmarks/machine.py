@@ -40,8 +40,8 @@ def machine() -> Machine:
 
 
 def pace() -> list[float]:
-    """Milliseconds that plain work of Python's own takes now, three times: how fast a machine is that others share. It makes and drops many
-    objects, which is what a round under Prefect does most of its time."""
+    """Milliseconds that plain work of Python's library takes now, three times: a sign of how fast a machine is that others share. It makes
+    and drops many objects, as tasks of Prefect do."""
     return [1e3 * taken for taken in timeit.repeat(WORK, "import json", number=1, repeat=3)]
 
 

@@ -23,8 +23,8 @@ def server() -> Iterator[None]:
 
 @contextmanager
 def project() -> Iterator[tuple[Path, Orchestrator]]:
-    """A project folder, for as long as this lasts: the folder of its data sets, and a server, which a part that is measured by itself
-    starts."""
+    """A project folder, for as long as this lasts: the folder of its data sets, and a server, which is started here only where there is
+    none."""
     with tempfile.TemporaryDirectory() as folder, _named("FEDLIN_HOME", folder):
         (datasets := Path(folder) / "datasets").mkdir()
         with orchestrator(Path(folder) / "prefect") as one:
@@ -40,4 +40,4 @@ def _named(variable: str, value: str) -> Iterator[None]:
         yield
     finally:
         os.environ.pop(variable)
-        os.environ |= {variable: before} if before else {}
+        os.environ |= {} if before is None else {variable: before}

@@ -91,7 +91,8 @@ class Entry(BaseModel):
     seconds
         How long the measuring took.
     pace
-        Milliseconds that Python took for a dictionary of 50,000 entries to JSON and back before and after it, the median.
+        Milliseconds that Python took for a dictionary of 50,000 entries to JSON and back before and after it, the median; None where that
+        was not looked at.
     machine
         On what.
     part
@@ -106,7 +107,7 @@ class Entry(BaseModel):
     commit: str
     quick: bool
     seconds: float
-    pace: float
+    pace: float | None = None
     machine: Machine
     part: Part | None = None
     left_out: str = ""
@@ -122,7 +123,7 @@ class Whole(BaseModel):
     cpu
         On what.
     pace
-        The median of its parts'.
+        The median of its parts', None where it is not known of one.
     met, bars
         How many bars it met, and of how many.
     found
@@ -143,12 +144,12 @@ class Whole(BaseModel):
         """A run with these parts."""
         measured = {entry.name: entry.part.bars for entry in entries if entry.part}
         bars = [bar for each in measured.values() for bar in each]
-        last = entries[-1]
+        last, paces = entries[-1], [entry.pace for entry in entries if entry.pace is not None]
         return Whole(
             date=last.date,
             commit=last.commit,
             cpu=last.machine.cpu,
-            pace=median(entry.pace for entry in entries),
+            pace=median(paces) if len(paces) == len(entries) else None,
             met=sum(bar.met for bar in bars),
             bars=len(bars),
             found={name: {bar.what: bar.value for bar in each} for name, each in measured.items()},
