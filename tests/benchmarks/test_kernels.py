@@ -47,7 +47,8 @@ MEASURED = {
     kernels.local_problems: (2.19, 2.50, 290),
     kernels.compression: (2.40, 2.39, 134),
 }
-"""Time as a multiple of the floor's, on Intel's and on AMD's processors, and calls. On a busy machine times are up to a fifth above."""
+"""Time as a multiple of the floor's, on Intel's and on AMD's processors, and calls. Intel's are of a quiet machine, to 2 %; AMD's of two
+runs on one slow virtual machine with the same code, which differed by up to 14 %. On a busy machine times are up to a fifth above."""
 
 USUAL = {maker: (amd if AMD else intel, made) for maker, (intel, amd, made) in MEASURED.items()}
 
