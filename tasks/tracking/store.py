@@ -7,7 +7,10 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import tasks as tasks  # isort: skip  (settles the environment, which mlflow reads on import)
+from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
 from sqlalchemy import URL, make_url
 
 from fedcore.errors import Misuse
@@ -44,10 +47,30 @@ def usable(uri: str) -> Iterator[None]:
         ) from None
 
 
-def creation(uri: str) -> contextlib.AbstractContextManager[None]:
-    """Let one process at a time create a SQLite store: MLflow does not, and the tables of two processes collide."""
+@contextlib.contextmanager
+def creation(uri: str) -> Iterator[None]:
+    """Have a SQLite store created by one process at a time, and whole or not at all.
+
+    MLflow does neither: the tables of two processes collide, and those that an interrupted process has left with those of the next one.
+    """
     database = make_url(uri).database if uri.startswith("sqlite") else None
-    return alone(Path(f"{database}.lock")) if database else contextlib.nullcontext()
+    if not database:
+        yield
+        return
+    with alone(Path(f"{database}.lock")):
+        store = Path(database).resolve()
+        if not store.exists():
+            _create(store)
+        yield
+
+
+def _create(store: Path) -> None:
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore  # takes a second to import, in vain where the store is a server
+
+    with TemporaryDirectory(prefix=f"{store.name}.", dir=store.parent) as folder:
+        unfinished = Path(folder) / store.name
+        SqlAlchemyStore(own_uri(unfinished), DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH).engine.dispose()
+        unfinished.replace(store)
 
 
 def public(uri: str) -> str:
