@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ from upath import UPath
 
 import tasks as tasks
 from fedcore.data.places import place
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell may have that for what it starts, and commands that tests start inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test depends on how fast the machine is, and those that are given examples neither.
 settings.register_profile("fedlin", deadline=None, suppress_health_check=[HealthCheck.too_slow])

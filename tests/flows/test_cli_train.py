@@ -212,10 +212,15 @@ def test_interrupted_says_how_to_go_on(
     """And ends, resumed, where a run ends that nobody has interrupted."""
     dataset = fleet()
     words = ["train", "small", "--rounds", "100", "--set", "batch=3", "--set", "gradient=sum"]
-    begun = subprocess.Popen([*FEDLIN, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    talkative = environment | {"PYTHONFAULTHANDLER": "1"}
+    begun = subprocess.Popen([*FEDLIN, *words], env=talkative, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     folder = await_round(home, 2)
     begun.send_signal(number)
-    out, err = begun.communicate(timeout=LIMIT)
+    try:
+        out, err = begun.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        begun.send_signal(signal.SIGABRT)  # it tells what each of its threads is at, and ends
+        out, err = begun.communicate()
     assert begun.returncode == status, err
     assert out == ""
     words = f"fedlin: error: {what}: a run that has begun its rounds goes on with fedlin train --resume {folder.name}"
