@@ -8,6 +8,7 @@ import warnings
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import tasks as tasks  # isort: skip  (settles the environment, which mlflow reads on import)
 import numpy as np
@@ -17,6 +18,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models.signature import ModelSignature
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from mlflow.types import ColSpec, DataType, Schema
+from mlflow.utils import environment
 
 from fedcore.data.places import make_folder, write_durably
 from fedcore.data.scoring import DEVICE, FleetModel
@@ -92,14 +94,16 @@ def save(model: FleetModel, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="fedlin-") as temporary:
         file = Path(temporary, FILE)
         file.write_bytes(dump_model(model))
-        save_model(
-            folder,
-            python_model=str(Path(__file__).with_name("served.py")),
-            artifacts={"fleet": str(file)},
-            signature=ModelSignature(Schema(columns), Schema(outputs)),  # pyright: ignore[reportArgumentType]
-            input_example=example(model),
-            pip_requirements=[f"fedlin=={metadata.version('fedlin')}"],
-        )
+        # MLflow would look through every file of every package, for seconds, whether two have the versions that were read from them just now.
+        with patch.object(environment, "warn_dependency_requirement_mismatches", list, create=True):
+            save_model(
+                folder,
+                python_model=str(Path(__file__).with_name("served.py")),
+                artifacts={"fleet": str(file)},
+                signature=ModelSignature(Schema(columns), Schema(outputs)),  # pyright: ignore[reportArgumentType]
+                input_example=example(model),
+                pip_requirements=[f"fedlin=={metadata.version('fedlin')}"],
+            )
 
 
 def example(model: FleetModel) -> pd.DataFrame:
