@@ -200,9 +200,8 @@ def measure(quick: bool) -> Part:
             "The bare map is of as many tasks that do nothing and one more, with the same runner and options (retries among them) and "
             "under the same server, on all processors. That of the part `rounds` has Prefect's own options, and takes turns with ours over "
             "minutes; here it comes once, after ours.",
-            "Showing is the progress, Prefect's artifacts and the figures for Prometheus: an artifact is written seldom, takes as long as "
-            "a round beside a busy server, and a run goes on for twenty times as long until the next one. Pacing waits where Prefect's "
-            "records lag; other is broadcasts, receipts, logs, and as seldom a question to the server, whether somebody has cancelled "
-            "the run.",
+            "Showing is the progress, Prefect's artifacts and the figures for Prometheus. Pacing waits where Prefect's records lag; other "
+            "is broadcasts, receipts, logs, and the question whether somebody has cancelled the run. Artifacts and that question are in "
+            "threads beside the rounds, which wait for them for a twentieth of a round at most.",
         ),
     )

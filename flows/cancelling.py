@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeVar
 
-import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
-from prefect.context import SettingsContext
-from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from flows import signals
+from flows.aside import Aside
 from flows.wrapping import with_parameters_of
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-PAUSE = 20
-"""Between two questions a run goes on for so many times as long as the last one took, so they cost it less than a twentieth."""
 
 
 class RunCancelled(Exception):
@@ -32,11 +25,10 @@ class RunCancelled(Exception):
 class Cancellation:
     """Whether the flow run that this is made in, or the one around it, has been cancelled. A server that is away has cancelled nothing."""
 
-    def __init__(self, asking: SettingsContext) -> None:
-        """`asking` is of `flows.asking.once`."""
+    def __init__(self) -> None:
         self._ids: list[str] = []
-        self._next = 0.0
-        self._once = asking
+        self._found: list[Any] = []
+        self._asking = Aside(self._ask)
 
     def check(self) -> None:
         """Ask, where the last question is long enough ago.
@@ -46,22 +38,15 @@ class Cancellation:
         RunCancelled
             Where it has been.
         """
-        begun = time.perf_counter()
-        if begun < self._next:
-            return
-        found: list[Any] = []
-        with suppress(PrefectException, httpx.HTTPError), self._once:
-            found = self._cancelled()
-        ended = time.perf_counter()
-        self._next = ended + PAUSE * (ended - begun)
-        if found:
+        self._asking.again()
+        if self._found:
             raise RunCancelled("it was cancelled in Prefect")
 
-    def _cancelled(self) -> list[Any]:
+    def _ask(self) -> None:
         self._ids = self._ids or [str(each) for each in {flow_run.id, flow_run.root_flow_run_id} if each]
         asked = {"id": {"any_": self._ids}, "state": {"type": {"any_": ["CANCELLING", "CANCELLED"]}}}
         with get_client(sync_client=True) as client:
-            return client.request("POST", "/flow_runs/filter", json={"flow_runs": asked}).json()
+            self._found = client.request("POST", "/flow_runs/filter", json={"flow_runs": asked}).json()
 
 
 def cancellable(function: F) -> F:

@@ -30,7 +30,6 @@ from fedcore.errors import Misuse
 from fedcore.rounds import RunState, rounds
 from flows import garbage, signals
 from flows.artifacts import run_artifacts
-from flows.asking import once
 from flows.cancelling import Cancellation
 from flows.config import DataConfig, RunConfig
 from flows.fleet import Fleet
@@ -251,12 +250,11 @@ def run_rounds(run: Run[Any], fleet: Fleet, folder: RunFolder, before: Sequence[
     run.metrics.show([*before, *checkpoint.history])
     if checkpoint.outcome:
         return checkpoint
-    asking = once()
-    schedule, cancellation = fleet.schedule, Cancellation(asking)
+    schedule, cancellation = fleet.schedule, Cancellation()
     with (
         run.tracker.through_rounds(),
         run_progress(schedule.rounds, checkpoint.state.main_rounds) as progress,
-        run_artifacts(schedule.rounds, checkpoint.history, asking) as artifacts,
+        run_artifacts(schedule.rounds, checkpoint.history) as artifacts,
         OneProcessor(device_threads if fleet.HERE else set) as processor,
     ):
         started, recorded = time.perf_counter(), 0

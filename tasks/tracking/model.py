@@ -94,7 +94,7 @@ def save(model: FleetModel, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="fedlin-") as temporary:
         file = Path(temporary, FILE)
         file.write_bytes(dump_model(model))
-        # MLflow would look through every file of every package, for seconds, whether two have the versions that were read from them just now.
+        # MLflow would look through every file of every package, for seconds, whether two have the versions that were just read from them.
         with patch.object(environment, "warn_dependency_requirement_mismatches", list, create=True):
             save_model(
                 folder,

@@ -17,6 +17,7 @@ from prefect.states import Cancelling
 
 from fedcore import Hm1, fit
 from fedcore.data import Dataset
+from flows.aside import Aside
 from flows.config import RetrainConfig, TrainConfig
 from flows.orchestrator import Orchestrator
 from flows.retrain import retrain
@@ -39,7 +40,7 @@ def run_id(monkeypatch: pytest.MonkeyPatch) -> str:
         return local_steps(algorithm, *args)
 
     monkeypatch.setattr(Hm1, "local_steps", cancelling)
-    monkeypatch.setattr("flows.cancelling.PAUSE", 0)
+    monkeypatch.setattr(Aside, "again", Aside.once_more)
     return name
 
 

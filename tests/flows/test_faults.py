@@ -36,7 +36,6 @@ from fedcore.rounds import Answers, Call, RoundReport, RunState, Schedule, round
 from fedcore.rows import DeviceData, Floats
 from fedcore.simulate import simulate
 from flows.artifacts import RunArtifacts
-from flows.asking import once
 from flows.config import TrainConfig, read_config
 from flows.orchestrator import Orchestrator
 from flows.train import train
@@ -179,7 +178,7 @@ def test_a_server_that_is_away_is_asked_once(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(httpx.Client, "send", away)
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        RunArtifacts(5, [], once())
+        RunArtifacts(5, [])._telling.finish()
     assert len(asked) == 1
 
 
