@@ -89,7 +89,7 @@ PAPER, _, DEFAULT, TIED = CONFIGURATIONS
 
 def measure(quick: bool) -> Part:
     """Milliseconds of Case II."""
-    repeats, count = (3, 3) if quick else (7, 10)
+    repeats, count = (3, 3) if quick else (5, 10)
     devices = simulate("hm1-2", 0).devices
     found = fit(CONFIGURATIONS[TIED], devices, rounds=ROUNDS)
     assert len(found.history) == ROUNDS

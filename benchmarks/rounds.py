@@ -145,7 +145,7 @@ def bare_maps(count: int, threads: Callable[[], set[Thread]]) -> tuple[str, list
 
 def measure(quick: bool) -> Part:
     """Seconds a round of each."""
-    repeats, count = (1, 3) if quick else (5, 6)
+    repeats, count = (1, 3) if quick else (5, 5)
     with project() as (datasets, server):
         build(datasets, "many", K)
         programs = Programs(datasets.parent, server, count)
