@@ -202,6 +202,6 @@ def measure(quick: bool) -> Part:
             "minutes; here it comes once, after ours.",
             "Showing is the progress, Prefect's artifacts and the figures for Prometheus. Pacing waits where Prefect's records lag; other "
             "is broadcasts, receipts, logs, and the question whether somebody has cancelled the run. Artifacts and that question are in "
-            "threads beside the rounds, which wait for them for a twentieth of a round at most.",
+            "threads beside the rounds, which wait for either for a twentieth of a round at most.",
         ),
     )

@@ -12,7 +12,7 @@ from prefect.artifacts import create_progress_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 
-from flows.aside import Aside
+from flows.background import BackgroundCall
 from tasks.checkpoint import Record
 
 MOST = 200
@@ -30,19 +30,19 @@ class RunArtifacts:
         self._history = history
         self._written = -1
         self._ids: tuple[UUID, UUID] | None = None
-        self._telling = Aside(self._write)
-        self._telling.again()
+        self._writing = BackgroundCall(self._write, "artifacts")
+        self._writing.poll()
 
     def show(self, history: Sequence[Record]) -> None:
-        """The rounds so far; written where the last writing is long enough ago."""
+        """The rounds so far; to be written where the last writing is long enough ago."""
         self._history = history
-        self._telling.again()
+        self._writing.poll()
 
     def close(self) -> None:
         """Write what has not been."""
-        self._telling.finish()
+        self._writing.join()
         if len(self._history) != self._written:
-            self._telling.once_more()
+            self._writing.flush()
 
     def _write(self) -> None:
         history = self._history  # which may be another one by the end of this

@@ -1,4 +1,4 @@
-"""Runs that somebody cancels in Prefect. A worker ends the process of a deployed run; every other run asks, between two rounds."""
+"""Runs that somebody cancels in Prefect. A worker ends the process of a deployed run; every other run asks, beside its rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from flows import signals
-from flows.aside import Aside
+from flows.background import BackgroundCall
 from flows.wrapping import with_parameters_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,17 +28,17 @@ class Cancellation:
     def __init__(self) -> None:
         self._ids: list[str] = []
         self._found: list[Any] = []
-        self._asking = Aside(self._ask)
+        self._asking = BackgroundCall(self._ask, "cancellation")
 
     def check(self) -> None:
-        """Ask, where the last question is long enough ago.
+        """Ask, where the last question is long enough ago. Where rounds are short, the answer is there at a later call.
 
         Raises
         ------
         RunCancelled
-            Where it has been.
+            Where the last answer is that it has been.
         """
-        self._asking.again()
+        self._asking.poll()
         if self._found:
             raise RunCancelled("it was cancelled in Prefect")
 

@@ -31,8 +31,8 @@ class OneProcessor:
     """Decides after every round whether the next one is for one processor, drawn at random, or for all that the process may use.
 
     One it is where the last free round had less than `BUSY` of them at work, until rounds there turn out to be slower: another run may have
-    drawn the same one. The calling thread is moved and those that device tasks are on, and no other of the process. On other systems
-    than Linux, and where there is one processor or no such thread, nothing is.
+    drawn the same one. The calling thread is moved and those that device tasks are on, and no other of the process that is
+    there already. On other systems than Linux, and where there is one processor or no such thread, nothing is.
     """
 
     def __init__(self, threads: Callable[[], Iterable[Thread]]) -> None:

@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from importlib import metadata
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from unittest.mock import patch
 
@@ -36,6 +37,9 @@ with warnings.catch_warnings():
 FILE = "fleet.npz"
 TYPES = {"float64": DataType.double, "int64": DataType.double, "string": DataType.string}
 """MLflow would cut the fraction off a number where a whole one is expected; so it is given any, and the model refuses it."""
+
+SAVING = Lock()
+"""Held while a function of MLflow is another one: what overlaps would leave that in its place."""
 
 logger = logging.getLogger("fedlin.tracking")
 
@@ -95,7 +99,7 @@ def save(model: FleetModel, folder: Path) -> None:
         file = Path(temporary, FILE)
         file.write_bytes(dump_model(model))
         # MLflow would look through every file of every package, for seconds, whether two have the versions that were just read from them.
-        with patch.object(environment, "warn_dependency_requirement_mismatches", list, create=True):
+        with SAVING, patch.object(environment, "warn_dependency_requirement_mismatches", list, create=True):
             save_model(
                 folder,
                 python_model=str(Path(__file__).with_name("served.py")),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import tasks as tasks  # isort: skip  (settles the environment, which mlflow reads on import)
 from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
@@ -54,11 +55,11 @@ def creation(uri: str) -> Iterator[None]:
     MLflow does neither: the tables of two processes collide, and those that an interrupted process has left with those of the next one.
     """
     database = make_url(uri).database if uri.startswith("sqlite") else None
-    if not database:
+    if not database or database.startswith((":memory:", "file:")):
         yield
         return
-    with alone(Path(f"{database}.lock")):
-        store = Path(database).resolve()
+    store = Path(database).resolve()
+    with alone(Path(f"{store}.lock")):
         if not store.exists():
             _create(store)
         yield
@@ -67,10 +68,22 @@ def creation(uri: str) -> Iterator[None]:
 def _create(store: Path) -> None:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore  # takes a second to import, in vain where the store is a server
 
-    with TemporaryDirectory(prefix=f"{store.name}.", dir=store.parent) as folder:
-        unfinished = Path(folder) / store.name
+    for journal in ("-journal", "-wal", "-shm"):  # of an earlier store of this name; it would be played into this one
+        Path(f"{store}{journal}").unlink(missing_ok=True)
+    folder = store.with_name(f"{store.name}.new")
+    shutil.rmtree(folder, ignore_errors=True)  # what a killed process has left
+    folder.mkdir()
+    try:
+        unfinished = folder / f"{secrets.token_hex(4)}.db"  # a name of its own: MLflow keeps connections by name
         SqlAlchemyStore(own_uri(unfinished), DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH).engine.dispose()
-        unfinished.replace(store)
+        try:
+            store.hardlink_to(unfinished)
+        except FileExistsError:
+            pass  # somebody who knows of no lock has made one meanwhile: it stays
+        except OSError:  # no file system for links
+            unfinished.replace(store)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def public(uri: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
+from threading import Event
 from typing import Any
 from uuid import UUID
 
@@ -43,22 +43,24 @@ def test_a_row_has_counts_and_means_and_no_device() -> None:
 
 
 def test_what_was_not_written_is_written_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[int] = []
+    written, begun, shown = list[int](), Event(), Event()
 
     def write(artifacts: RunArtifacts) -> None:
         written.append(len(artifacts._history))
         artifacts._written = written[-1]
-        time.sleep(0.2)  # so long that it is not written again soon
+        begun.set()
+        shown.wait()
 
     monkeypatch.setattr(RunArtifacts, "_write", write)
     with run_artifacts(3, []) as artifacts:
+        begun.wait()
         for i in range(1, 4):
             artifacts.show(history(i))
-    assert len(written) == 2
-    assert written[1] == 3
+        shown.set()
+    assert written == [0, 3]
     with run_artifacts(3, history(3)):
         pass
-    assert written[2:] == [3]
+    assert written == [0, 3, 3]
 
 
 def test_a_server_that_takes_no_artifact_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,4 +87,5 @@ def test_artifacts_in_prefect_are_brought_up_to_date(server: Orchestrator) -> No
     progress, rows = (found[each] for each in ids)
     assert (progress.type, progress.data) == ("progress", 50.0)  # rounds of other phases do not count
     assert rows.type == "table"
+    assert all(each.flow_run_id for each in (progress, rows))
     assert [each["round"] for each in json.loads(str(rows.data))] == [1, 2, 3]

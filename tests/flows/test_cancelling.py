@@ -17,7 +17,7 @@ from prefect.states import Cancelling
 
 from fedcore import Hm1, fit
 from fedcore.data import Dataset
-from flows.aside import Aside
+from flows.background import BackgroundCall
 from flows.config import RetrainConfig, TrainConfig
 from flows.orchestrator import Orchestrator
 from flows.retrain import retrain
@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {"dataset": "small", "algorithm": "hm1", "rounds": RO
 
 @pytest.fixture
 def run_id(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Somebody cancels the run of this name while the first device of a round works; the run asks after each round."""
+    """Somebody cancels the run of this name while the first device of a round works."""
     steps, local_steps, name = count(1), Hm1.local_steps, f"cancelled-{uuid4()}"
 
     def cancelling(algorithm: Hm1, *args: Any) -> Any:
@@ -40,7 +40,6 @@ def run_id(monkeypatch: pytest.MonkeyPatch) -> str:
         return local_steps(algorithm, *args)
 
     monkeypatch.setattr(Hm1, "local_steps", cancelling)
-    monkeypatch.setattr(Aside, "again", Aside.once_more)
     return name
 
 
@@ -53,7 +52,9 @@ def test_a_run_that_is_cancelled_ends_after_its_round_and_goes_on_to_the_same_bi
     home: Path,
     fleet: Callable[..., Dataset],
     run_id: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(BackgroundCall, "poll", BackgroundCall.flush)  # it asks after each round
     dataset = fleet()
     state = flow(config(**SETTINGS), run_id=run_id, return_state=True)
     assert (state.is_cancelled(), state.message) == (True, "it was cancelled in Prefect")
@@ -69,3 +70,15 @@ def test_a_run_that_is_cancelled_ends_after_its_round_and_goes_on_to_the_same_bi
     expected = fit(Hm1(batch=3, gradient="sum"), {name: dataset.load(name) for name in dataset.device_ids}, rounds=ROUNDS)
     with np.load(folder / "results/theta.npz") as stored:
         np.testing.assert_array_equal(stored["Theta"], np.array([expected.theta[name] for name in dataset.device_ids]).T)
+
+
+@pytest.mark.slow
+def test_a_run_of_short_rounds_is_cancelled_after_one_of_the_next(
+    server: Orchestrator, home: Path, fleet: Callable[..., Dataset], run_id: str
+) -> None:
+    """It asks seldom, and does not wait for the answer."""
+    fleet()
+    config = TrainConfig(**SETTINGS | {"rounds": 2000, "options": {"tolerance": 0.0}})
+    assert train(config, run_id=run_id, return_state=True).is_cancelled()
+    with np.load(home / "runs" / run_id / "checkpoint.npz") as stored:
+        assert AFTER < len(json.loads(str(stored["ledger"]))["history"]) < 2000

@@ -174,11 +174,11 @@ def test_a_server_that_is_away_is_asked_once(monkeypatch: pytest.MonkeyPatch) ->
 
     def away(self: httpx.Client, request: httpx.Request, **_: Any) -> httpx.Response:
         asked.append(request.method)
-        raise httpx.ConnectError("nobody is there")
+        raise httpx.ReadError("nobody is there any more")
 
     monkeypatch.setattr(httpx.Client, "send", away)
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        RunArtifacts(5, [])._telling.finish()
+        RunArtifacts(5, [])._writing.join()
     assert len(asked) == 1
 
 
